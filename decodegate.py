@@ -1,0 +1,110 @@
+"""The command. It composes what each package's cli.py offers, and turns errors into words and exit codes.
+
+Exit codes: 0 done; 2 inconclusive; 3 usage or data error. (1 is kept for a sign-off that fails.)
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from workloads.errors import UserError
+
+# The packages are imported when a verb needs them: help comes at once, and a client worker, which imports this module
+# again, does not carry the report's libraries.
+
+app = App(
+    name="decodegate",
+    version=importlib.metadata.version("decodegate"),
+    help="""May we switch on the specialised decode backend?
+
+    Replays recorded agent traffic against two vLLM decode backends at matched GPU counts, and reports P90
+    interactivity: the decode rate that 90 % of requests at least reach.
+
+    Start with: decodegate demo. Then write an experiment file, and: decodegate check, decodegate compare.""",
+)
+app.command("workloads.cli:app", name="workload", help="Look at recorded sessions, or generate some.")
+app.command("replay.cli:check", name="check", help="Preflight: can these two backends be compared?")
+app.command("reports.cli:report", name="report", help="HTML, Markdown and JSON from a run directory.")
+app.command("replay.emulator.cli:emulate", name="emulate", help="Run the embedded emulator on its own.")
+
+
+@app.command
+def compare(
+    experiment: Path,
+    *,
+    run: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Replay the workload against both backends in balanced order, then report.
+
+    Everything measured goes into a run directory as it comes. After a crash or Ctrl-C, --resume goes on at the first
+    unfinished block.
+
+    Parameters
+    ----------
+    experiment
+        The experiment file.
+    run
+        The run directory to make (or, with --resume, to continue). By default runs/NAME-DATE-TIME, or the latest of
+        that name.
+    resume
+        Continue an interrupted run with the same plan.
+    dry_run
+        Ask both backends the preflight's few questions, print what would be sent and for how long, and stop.
+    allow_unmatched
+        Measure although the GPUs differ or are not declared. Every page of the report will say so.
+    """
+    import reports.cli
+
+    import replay.cli
+    from replay.experiment import load_experiment
+
+    folder = replay.cli.compare(
+        load_experiment(experiment), run=run, resume=resume, dry_run=dry_run, allow_unmatched=allow_unmatched
+    )
+    return 0 if folder is None else reports.cli.report(folder)
+
+
+@app.command
+def demo(*, run: Path | None = None) -> int:
+    """Try everything without a GPU, in about a minute: replay A/B on two emulated servers, and the report.
+
+    Every figure it gives is EMULATED.
+
+    Parameters
+    ----------
+    run
+        The run directory to make. By default runs/demo-DATE-TIME.
+    """
+    import reports.cli
+
+    import replay.cli
+
+    return reports.cli.report(replay.cli.demo(run))
+
+
+def main() -> None:
+    """Entry point: errors become words, results become exit codes."""
+    try:
+        code = app(exit_on_error=False, print_error=True, result_action="return_value")
+    except UserError as error:
+        Console(stderr=True).print(f"decodegate: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(3)
+    except CycloptsError:
+        sys.exit(3)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("decodegate: interrupted")
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Sending and measuring: a plan goes in, lanes play it over the wire, a run directory comes out."""

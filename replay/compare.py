@@ -1,0 +1,227 @@
+"""The A/B replay: preflight, plan, then blocks in balanced order, each one backend's turn at the same plan."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from replay import backends, gpus, rundir, workload
+from replay.crew import Crew
+from replay.experiment import Experiment, frozen_yaml
+from replay.lanes import Counts
+from replay.plan import build_plan, plan_digest, read_plan
+from replay.preflight import Prepared, model_name, prepare, wire_limits
+from replay.progress import Event, Tell
+from replay.records import Block, Manifest, Plan
+from replay.worker import Assignment
+from workloads.content import stable_random
+from workloads.errors import UserError
+from workloads.rendering import Rendering
+from workloads.trace import Notes
+
+_READY_GRACE_S = 60.0
+"""Beyond the warm-up's own budget: loading the plan, first prompts, first connections."""
+
+_START_DELAY_NS = 200_000_000
+"""From telling the workers to the common start: longer than any message takes."""
+
+
+def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple[Plan, str]:
+    """Read the workload and write the plan into ``folder``; returns it with the workload's digest."""
+    notes = Notes()
+    source = workload.Source(experiment, notes)
+    plan = build_plan(
+        source.traces(), experiment, max_context=prepared.max_context,
+        rendering_digest=prepared.rendering.digest(), folder=folder, notes=notes,
+    )
+    return plan, source.digest()
+
+
+def block_order(experiment: Experiment) -> list[str]:
+    """Backend of each block: ABBA or BAAB by the seed, repeated; or AB."""
+    order: list[str] = []
+    for number in range(experiment.replay.rounds):
+        first, second = backends.NAMES
+        if stable_random("order of blocks", experiment.replay.seed, number).random() < 0.5:
+            first, second = second, first
+        order += [first, second] if experiment.replay.order == "AB" else [first, second, second, first]
+    return order
+
+
+def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell: Tell) -> Manifest:
+    """Preflight, plan and manifest into a new run directory. Nothing is measured yet.
+
+    Raises UserError for unmatched GPUs unless ``allow_unmatched``.
+    """
+    described = [backends.described(experiment, name) for name in backends.NAMES]
+    reasons = gpus.mismatches(*described)
+    if reasons and not allow_unmatched:
+        raise UserError(
+            "the backends' GPUs are not matched, so a difference would not be the decode path's:\n  "
+            + "\n  ".join(reasons)
+            + "\nMatch them, or measure anyway with --allow-unmatched (every page of the report will say so)."
+        )
+    rundir.create(run)
+    prepared = prepare(experiment, run / "check", tell)
+    plan, workload_digest = make_plan(experiment, prepared, run)
+    tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
+    (run / "experiment.yaml").write_text(frozen_yaml(experiment))
+    (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
+    manifest = Manifest(
+        name=experiment.name,
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        decodegate_version=importlib.metadata.version("decodegate"),
+        versions=_versions(),
+        host=_host(),
+        plan_digest=plan_digest(plan),
+        workload_digest=workload_digest,
+        workload_source=workload.source_name(experiment),
+        backends=described,
+        order=block_order(experiment),
+        matched_gpus=not reasons,
+        unmatched_reasons=reasons,
+        emulated=experiment.emulated,
+        workers=experiment.replay.workers,
+        time_scale=_time_scale(experiment),
+    )
+    rundir.write_json(run / "manifest.json", manifest)
+    return manifest
+
+
+def resume_run(experiment: Experiment, run: Path) -> Manifest:
+    """Check that ``run`` is the same experiment, with its plan untouched.
+
+    Raises UserError if the experiment file has changed since.
+    """
+    manifest = rundir.read_manifest(run)
+    if (run / "experiment.yaml").read_text() != frozen_yaml(experiment):
+        raise UserError(
+            f"the experiment differs from {run}/experiment.yaml, with which this run was started: "
+            "change it back, or start a new run"
+        )
+    if plan_digest(read_plan(run)) != manifest.plan_digest:
+        raise UserError(f"{run}/plan.json was changed after the run was started: start a new run")
+    return manifest
+
+
+def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell) -> None:
+    """Measure every block that is not finished, in order. Finished ones are not touched."""
+    plan = read_plan(run)
+    rendering = msgspec.json.decode((run / "rendering.json").read_bytes(), type=Rendering)
+    for index, name in enumerate(manifest.order, start=1):
+        if rundir.is_finished(run, index, name):
+            tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
+            continue
+        kept = rundir.set_aside(rundir.block_folder(run, index, name))
+        if kept is not None:
+            tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
+        _run_block(experiment, run, plan, rendering, index, name, len(manifest.order), tell)
+
+
+def _run_block(
+    experiment: Experiment, run: Path, plan: Plan, rendering: Rendering, index: int, name: str, blocks: int, tell: Tell
+) -> None:
+    folder = rundir.block_folder(run, index, name)
+    folder.mkdir(parents=True)
+    planned = plan.turns.get("send", 0)
+    with backends.running(experiment, name, folder / "server") as url:
+        crew = Crew(_assignments(experiment, run, folder, plan, rendering, index, name, url))
+        try:
+            ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
+            start_ns = time.monotonic_ns() + _START_DELAY_NS
+            block = Block(
+                index=index,
+                backend=name,
+                salt=str(index),
+                started_unix_s=time.time() + _START_DELAY_NS / 1e9,
+                started_ns=start_ns,
+                warmup_s=max(message.warmup_s for message in ready),
+                warmup_requests=sum(message.warmup_requests for message in ready),
+            )
+            rundir.write_json(folder / "block.json", block)
+            crew.go(start_ns)
+
+            def progress(counts: Counts, in_flight: int) -> None:
+                tell(
+                    Event(
+                        block=index, blocks=blocks, backend=name, counts=counts, in_flight=in_flight, planned=planned,
+                        elapsed_s=(time.monotonic_ns() - start_ns) / 1e9,
+                    )
+                )
+
+            done = crew.wait_done(progress)
+        finally:
+            crew.close()
+    block.drained_ns = time.monotonic_ns()
+    if plan.end == "duration" and plan.duration_s is not None:
+        block.ended_ns = start_ns + int(plan.duration_s * 1e9)
+    else:
+        block.ended_ns = max([message.last_end_ns for message in done] + [start_ns])
+        block.not_reached = planned - sum(message.counts.sent for message in done)
+    block.finished = True
+    rundir.write_json(folder / "block.json", block)
+
+
+def _assignments(
+    experiment: Experiment, run: Path, folder: Path, plan: Plan, rendering: Rendering, index: int, name: str, url: str
+) -> list[Assignment]:
+    """The block's lanes dealt out over worker processes."""
+    replay = experiment.replay
+    count = min(replay.workers, len(plan.lanes))
+    return [
+        Assignment(
+            run=run,
+            folder=folder,
+            worker=number,
+            lanes=list(range(number, len(plan.lanes), count)),
+            url=url,
+            headers=getattr(experiment.backends, name).headers,
+            rendering=msgspec.structs.replace(rendering, model=model_name(experiment, name)),
+            limits=wire_limits(experiment),
+            block_salt=str(index),
+            end_session_on_failure=replay.on_failure == "end_session",
+            max_in_flight=replay.max_in_flight,
+            warmup_requests=len(range(number, replay.warmup.requests, count)),
+            warmup_s=replay.warmup.seconds,
+        )
+        for number in range(count)
+    ]
+
+
+def plan_summary(plan: Plan) -> str:
+    """One line: what will be sent."""
+    fates = ", ".join(f"{plan.turns[fate]:,} {fate}" for fate in sorted(plan.turns, key=lambda fate: fate != "send"))
+    return f"{plan.sessions:,} sessions on {len(plan.lanes)} lanes; turns: {fates}"
+
+
+def _versions() -> dict[str, str]:
+    names = ("aiohttp", "uvloop", "msgspec", "numpy", "polars", "scipy", "tokenizers")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _host() -> dict[str, str]:
+    return {
+        "system": platform.platform(),
+        "cpus": str(os.cpu_count()),
+        "memory_bytes": str(psutil.virtual_memory().total),
+    }
+
+
+def _time_scale(experiment: Experiment) -> float:
+    scales = {
+        backend.emulator.time_scale
+        for backend in (experiment.backends.baseline, experiment.backends.candidate)
+        if backend.emulator is not None
+    }
+    if len(scales) > 1:
+        raise UserError("backends.*.emulator.time_scale differs: both emulators must run equally fast")
+    return scales.pop() if scales else 1.0
+
+

@@ -1,0 +1,301 @@
+"""The experiment file: one YAML file that describes a comparison. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from workloads.errors import UserError
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Synthetic(_Model):
+    """A generated workload (decodegate workload generate has the same settings)."""
+
+    sessions: int = Field(24, ge=1)
+    """Number of sessions."""
+    seed: int = 1
+    """Same seed, same sessions, on every platform."""
+    max_turns: int | None = Field(None, ge=1)
+    """Longest session, in turns of the main agent."""
+    input_scale: float = Field(1.0, gt=0)
+    """Multiplies prompt lengths."""
+    output_scale: float = Field(1.0, gt=0)
+    """Multiplies output lengths."""
+    pause_scale: float = Field(1.0, gt=0)
+    """Multiplies pauses."""
+    subagent_share: float = Field(0.1, ge=0, le=1)
+    """Share of sessions with subagents."""
+
+
+class Workload(_Model):
+    """What to send."""
+
+    path: Path | None = None
+    """Recorded sessions: a folder, a .json or a .jsonl file. Relative to the experiment file."""
+    format: str | None = None
+    """Trace format; detected when left out."""
+    synthetic: Synthetic | None = None
+    """Generated sessions instead of recorded ones."""
+    demo: bool = False
+    """The small workload that comes with decodegate."""
+    sessions: int | None = Field(None, ge=1)
+    """Take only the first so many sessions (in the seeded order)."""
+    max_turns: int | None = Field(None, ge=1)
+    """Cut each stream after so many turns."""
+    max_context: int | None = Field(None, ge=1)
+    """Largest prompt + output, tokens. Left out: the smaller max_model_len of the two backends, if they tell."""
+    over_context: Literal["cut", "drop", "skip"] = "cut"
+    """What happens to a stream at its first turn over max_context. cut: it ends there. drop: the whole session is left
+    out. skip: only turns over the limit are left out."""
+    max_output: int | None = Field(None, ge=1)
+    """Cap on the output tokens of a turn."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Workload:
+        if sum([self.path is not None, self.synthetic is not None, self.demo]) != 1:
+            raise ValueError("give exactly one of path, synthetic, demo")
+        return self
+
+
+class Warmup(_Model):
+    """Before each block's clock starts. Its prompts share nothing with measured ones, except that a session which
+    starts in mid-recording has its own prefix sent."""
+
+    requests: int = Field(8, ge=0)
+    """Small unrelated requests that bring the server up to speed."""
+    seconds: float = Field(120.0, gt=0)
+    """Budget for the whole warm-up; what is not done by then is left out and reported."""
+
+
+class Limits(_Model):
+    """When a request is given up, seconds."""
+
+    connect_s: float = Field(10, gt=0)
+    """Longest time to open a connection."""
+    first_byte_s: float = Field(600, gt=0)
+    """Longest wait for the first byte (a long prefill is silent)."""
+    idle_s: float = Field(120, gt=0)
+    """Longest silence after that."""
+    total_s: float | None = Field(None, gt=0)
+    """Longest time for a whole reply; none by default."""
+    keep_alive_s: float = Field(4, gt=0)
+    """Idle connections are dropped after this: keep it below the server's own limit (vLLM: 5 s)."""
+    throttle_retries: int = Field(5, ge=0)
+    """How often a 429 or 503 that carries Retry-After is tried again. 0: it fails at once."""
+    throttle_wait_s: float = Field(60, gt=0)
+    """Longest Retry-After that is honoured; the wait counts in the latency."""
+
+
+class Replay(_Model):
+    """How the workload is played."""
+
+    lanes: int = Field(8, ge=1)
+    """Simulated users. Each holds one session tree at a time; subagents add requests without using a lane."""
+    seed: int = 1
+    """Order of sessions, start points, salts, content."""
+    mode: Literal["closed", "open"] = "closed"
+    """closed: a turn follows the live end of what it waits for, after its pause. open: turns are sent at their recorded
+    times, whatever the server does; latency counts from the scheduled time."""
+    end: Literal["work", "duration"] = "work"
+    """work: every block sends exactly the same turns (pairs are exact). duration: a block lasts duration_s, lanes start
+    over when their sessions run out (comparable with the reference benchmark)."""
+    duration_s: float | None = Field(None, gt=0)
+    """With end duration: length of the measured window. With end work: an upper limit, none by default."""
+    drain_s: float = Field(30, ge=0)
+    """After the window ends nothing new is sent; requests in flight get so long before they are cut."""
+    pause_cap_s: float | None = Field(None, ge=0)
+    """Closed loop: longest pause that is kept, for every pause alike. Left out: all pauses as recorded."""
+    idle_cap_s: float | None = Field(None, ge=0)
+    """Open loop: stretches in which no session is active are shortened to this. Left out: nothing is."""
+    max_in_flight: int | None = Field(None, ge=1)
+    """Open loop: most requests in flight per worker; later ones wait (their wait counts in the latency)."""
+    start: tuple[float, float] = (0.0, 0.0)
+    """Each lane's first session starts at a turn drawn evenly from this share of its main agent's turns."""
+    ramp_s: float = Field(1.0, ge=0)
+    """Lanes start spread over so many seconds, not all in one instant."""
+    on_failure: Literal["continue", "end_session"] = "continue"
+    """After a failed turn: go on with the recorded next one, or give the session up (its other turns: not reached)."""
+    rounds: int = Field(1, ge=1)
+    """How often the balanced order of four blocks is repeated."""
+    order: Literal["ABBA", "AB"] = "ABBA"
+    """Order of blocks in a round. ABBA (or BAAB, drawn by the seed) balances drift. AB is quicker and cannot tell drift
+    from effect: its report is inconclusive."""
+    workers: int = Field(1, ge=1)
+    """Client processes; lanes are dealt out over them."""
+    warmup: Warmup = Warmup()
+    """See Warmup."""
+    limits: Limits = Limits()
+    """See Limits."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Replay:
+        if self.end == "duration" and self.duration_s is None:
+            raise ValueError("end: duration needs duration_s")
+        if not 0 <= self.start[0] <= self.start[1] < 1:
+            raise ValueError("start must be [low, high] with 0 <= low <= high < 1")
+        if self.mode == "open" and (self.end == "duration" or self.start != (0.0, 0.0)):
+            raise ValueError("mode: open plays whole recordings: use end: work and leave start out")
+        if self.mode == "open" and self.pause_cap_s is not None:
+            raise ValueError("pause_cap_s belongs to mode: closed; in open mode use idle_cap_s")
+        if self.mode == "closed" and (self.idle_cap_s is not None or self.max_in_flight is not None):
+            raise ValueError("idle_cap_s and max_in_flight belong to mode: open; in closed mode use pause_cap_s, lanes")
+        return self
+
+
+class Gpus(_Model):
+    """GPUs that serve one backend."""
+
+    count: int = Field(ge=1)
+    """How many."""
+    kind: str
+    """What they are, for instance GB300."""
+    layout: dict[str, int] = {}
+    """Parallel layout, for instance {tp: 8, dcp: 8}."""
+
+
+class Emulator(_Model):
+    """Use the embedded emulator as this backend. Its figures are not measurements of hardware and are stamped so."""
+
+    profile: str = "toy"
+    """A name from: decodegate emulate --help."""
+    draft_tokens: int = Field(0, ge=0)
+    """Speculative draft tokens a step; 0: no speculation."""
+    acceptance_length: float | None = Field(None, ge=1)
+    """Tokens committed a step with speculation, on average."""
+    max_model_len: int | None = Field(None, ge=1)
+    """Longest context, tokens; by default the profile's."""
+    time_scale: float = Field(1.0, gt=0)
+    """How many times faster than the emulated hardware time runs."""
+    faults: list[str] = []
+    """Named faults to switch on: decodegate emulate --help."""
+
+
+class Backend(_Model):
+    """One backend: a running server (url) or the embedded emulator."""
+
+    url: str | None = None
+    """Base URL of a running server, without /v1."""
+    emulator: Emulator | None = None
+    """See Emulator."""
+    decode_backend: str = "auto"
+    """vLLM's additional_config.decode_backend of this server: auto or latency_specialized."""
+    model: str | None = None
+    """Model name as served here, if it differs from the experiment's."""
+    headers: dict[str, str] = {}
+    """Extra request headers. Values are kept out of the run directory."""
+    gpus: Gpus | None = None
+    """GPUs that serve it."""
+
+    @model_validator(mode="after")
+    def _one_server(self) -> Backend:
+        if (self.url is None) == (self.emulator is None):
+            raise ValueError("give exactly one of url, emulator")
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError("url must start with http:// or https://")
+        return self
+
+
+class Backends(_Model):
+    """The two under comparison."""
+
+    baseline: Backend
+    """The backend in use today (decode_backend: auto)."""
+    candidate: Backend
+    """The backend under test (decode_backend: latency_specialized)."""
+
+
+class Experiment(_Model):
+    """A comparison of two decode backends on one workload."""
+
+    name: str = "comparison"
+    """Title of the report."""
+    model: str
+    """Model name as served."""
+    api: Literal["completions", "chat", "anthropic"] = "completions"
+    """completions: token-id prompts, exact lengths. chat, anthropic: messages; need tokenizer."""
+    tokenizer: Path | None = None
+    """The model's folder or tokenizer.json. Needed for messages; for token ids it makes prompts look like text."""
+    token_ids: Annotated[tuple[int, int], Field()] | None = None
+    """Without a tokenizer: prompts are made of ids low <= id < high. Default [1000, 30000]."""
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
+    """Request fields sent with every turn as they are."""
+    workload: Workload
+    """See Workload."""
+    replay: Replay = Replay()
+    """See Replay."""
+    backends: Backends
+    """See Backends."""
+
+    @model_validator(mode="after")
+    def _tokens(self) -> Experiment:
+        if self.api != "completions" and self.tokenizer is None and not self.emulated:
+            raise ValueError(f"api: {self.api} needs tokenizer: the folder of the served model (or its tokenizer.json)")
+        if self.token_ids is not None and (self.tokenizer is not None or self.api != "completions"):
+            raise ValueError("token_ids is for api: completions without a tokenizer")
+        return self
+
+    @property
+    def emulated(self) -> bool:
+        """True when either backend is the embedded emulator."""
+        return self.backends.baseline.emulator is not None or self.backends.candidate.emulator is not None
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read and check an experiment file; relative paths in it are taken from its folder.
+
+    Raises UserError naming each wrong key and what it should be.
+    """
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such experiment file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: an experiment file is a map with at least model, workload and backends")
+    return experiment_of(data, where=str(path), folder=path.parent)
+
+
+def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Path | None = None) -> Experiment:
+    """Check the experiment's data. Raises UserError naming each wrong key."""
+    try:
+        experiment = Experiment.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"])
+            hint = " (unknown key: check the spelling)" if item["type"] == "extra_forbidden" else ""
+            lines.append(f"  {key or 'experiment'}: {item['msg']}{hint}")
+        raise UserError(f"{where}: not a valid experiment:\n" + "\n".join(lines)) from None
+    if folder is None:
+        return experiment
+    changes: dict[str, Any] = {}
+    if experiment.tokenizer is not None:
+        changes["tokenizer"] = (folder / experiment.tokenizer).resolve()
+    if experiment.workload.path is not None:
+        path = (folder / experiment.workload.path.expanduser()).resolve()
+        changes["workload"] = experiment.workload.model_copy(update={"path": path})
+    return experiment.model_copy(update=changes)
+
+
+def frozen_yaml(experiment: Experiment) -> str:
+    """The experiment with every default written out; header values are left out, since they hold keys."""
+    data = experiment.model_dump(mode="json")
+    for backend in data["backends"].values():
+        backend["headers"] = dict.fromkeys(backend["headers"], "(kept out of the run directory)")
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def json_schema() -> str:
+    """JSON Schema of the experiment file, for editors."""
+    return json.dumps(Experiment.model_json_schema(), indent=2)

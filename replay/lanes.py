@@ -1,0 +1,350 @@
+"""Lanes: who sends what after what, live.
+
+A lane plays its sessions one after another; inside a session each stream is a task.
+
+Closed loop: a turn is due a pause after the live end of everything it waits for (the turn before, joined children, the
+spawn turn). A background child is waited for by nobody but the end of its session. Open loop: a turn is due at its
+planned time, whatever has become of the others.
+
+When the window closes nothing new is sent, and pauses are not waited out. Nothing here knows HTTP: a turn goes out
+through ``Context.send``; time comes from ``Context.clock``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Protocol
+
+import msgspec
+
+from replay.plan import first_turns
+from replay.records import Plan, Play, Session, Turn
+
+_PREPARE_AHEAD_S = 5.0
+"""Open loop: how long before a session's first send its prompts are made."""
+
+
+class Clock:
+    """CLOCK_MONOTONIC, and sleeps that end early when the window closes."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self.closed = False
+        """True once the window has closed: nothing may be sent any more."""
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def close(self) -> None:
+        """Close the window: every sleep ends now, later ones end at once."""
+        self.closed = True
+        for sleeper in self._sleepers:
+            _wake(sleeper)
+
+    async def sleep_until(self, when_ns: int) -> None:
+        """Sleep until ``when_ns`` or until the window closes."""
+        while not self.closed and (left_ns := when_ns - self.now_ns()) > 0:
+            sleeper: asyncio.Future[None] = self._loop.create_future()
+            self._sleepers.add(sleeper)
+            timer = self._loop.call_later(left_ns / 1e9, _wake, sleeper)
+            try:
+                await sleeper
+            finally:
+                timer.cancel()
+                self._sleepers.discard(sleeper)
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
+class Body(Protocol):
+    """The prompts of one stream, turn by turn."""
+
+    def advance(self, turn: Turn) -> None:
+        """Take the next turn of the stream, whether it will be sent or not."""
+
+    async def prepare(self) -> None:
+        """Make the bytes that the turn taken last adds, letting others run in between."""
+
+    def assemble(self, turn: Turn) -> tuple[bytes, str]:
+        """The prepared turn's request body and prompt digest."""
+
+
+class Outgoing(msgspec.Struct, kw_only=True):
+    """One turn on its way out."""
+
+    session: Session
+    play: Play
+    lane: int
+    stream: int
+    number: int
+    turn: Turn
+    body: bytes
+    digest: str
+    due_ns: int
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a turn ended: when, and whether it was a success."""
+
+    end_ns: int
+    ok: bool
+
+
+class Counts(msgspec.Struct):
+    """Live progress of a set of lanes."""
+
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0
+    busy_lanes: int = 0
+    plays_ended: int = 0
+    plays_cut: int = 0
+    """Plays that were under way when the window closed, or were given up after a failure."""
+
+
+class Context(msgspec.Struct, kw_only=True):
+    """What all lanes of a worker share."""
+
+    plan: Plan
+    sessions: Callable[[int], Session]
+    send: Callable[[Outgoing], Awaitable[Ended]]
+    new_body: Callable[[Session, Play, int], Body]
+    """Prompts of a stream: (session, play, stream index)."""
+    clock: Clock
+    start: asyncio.Future[int]
+    """Resolved with the block's start, CLOCK_MONOTONIC ns, when all workers are ready."""
+    end_session_on_failure: bool = False
+    in_flight_limit: asyncio.Semaphore | None = None
+    """Open loop only."""
+    counts: Counts
+
+
+async def play_lane(context: Context, lane: int, ready: Callable[[], None] = lambda: None) -> None:
+    """Play the lane's sessions until all are done (end: work) or the window closes (end: duration).
+
+    ``ready`` is called when the lane's first prompts are made and it waits for the start.
+    """
+    plays = lane_plays(context.plan, lane)
+    first = play_session(context, lane, next(plays), ready)
+    if context.plan.mode == "open":
+        # the clock decides when a session starts, not the end of the one before
+        await asyncio.gather(first, *[_play_later(context, lane, play) for play in plays])
+        return
+    await first
+    for play in plays:
+        if context.clock.closed:
+            return
+        await play_session(context, lane, play)
+
+
+async def _play_later(context: Context, lane: int, play: Play) -> None:
+    session = context.sessions(play.session)
+    first_s = min(turn.offset_s for stream in session.streams for turn in stream.turns)
+    del session  # it may be hours until then
+    start_ns = await context.start
+    await context.clock.sleep_until(start_ns + int((first_s - _PREPARE_AHEAD_S) * 1e9))
+    if not context.clock.closed:
+        await play_session(context, lane, play)
+
+
+def lane_plays(plan: Plan, lane: int) -> Iterator[Play]:
+    """The lane's plays. With end: duration without an end: each time round with new play numbers, from turn 0."""
+    plays = plan.lanes[lane]
+    yield from plays
+    if plan.end == "work":
+        return
+    stride = 1 + max(play.number for entries in plan.lanes for play in entries)
+    lap = 0
+    while True:
+        lap += 1
+        for play in plays:
+            yield Play(play.session, play.number + lap * stride)
+
+
+class _Tree(msgspec.Struct, kw_only=True):
+    """One session being played."""
+
+    context: Context
+    lane: int
+    play: Play
+    session: Session
+    firsts: list[int]
+    """For each stream the index of its first turn that is not history."""
+    ended: dict[int, asyncio.Event] = {}
+    """For each stream that was started: set when it has ended, however it ended."""
+    end_ns: dict[int, int] = {}
+    tasks: list[asyncio.Task[None]] = []
+    given_up: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.given_up or self.context.clock.closed
+
+
+async def play_session(context: Context, lane: int, play: Play, ready: Callable[[], None] | None = None) -> None:
+    """Play one session tree; returns when all that was sent of it has ended.
+
+    ``ready``: given for a lane's first session, which waits for the block's start; see :func:`play_lane`.
+    """
+    session = context.sessions(play.session)
+    tree = _Tree(context=context, lane=lane, play=play, session=session, firsts=first_turns(session, play.start_turn))
+    first: list[tuple[int, _Upcoming]] = []
+    for index in range(len(session.streams)):
+        if _has_turns(tree, index) and (context.plan.mode == "open" or _starts_at_once(tree, index)):
+            first.append((index, _Upcoming(tree, index)))
+            await first[-1][1].prepare()
+    if ready is not None:
+        ready()
+        begin_ns = await context.start + int(context.plan.lane_start_s[lane] * 1e9)
+        await context.clock.sleep_until(begin_ns)
+    else:
+        begin_ns = context.clock.now_ns()
+    for index, upcoming in first:
+        _start(tree, index, upcoming, begin_ns)
+    context.counts.busy_lanes += 1
+    try:
+        while pending := [task for task in tree.tasks if not task.done()]:
+            await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tree.tasks:
+                if task.done():
+                    task.result()  # a fault of our own must not pass unseen
+    finally:
+        context.counts.busy_lanes -= 1
+        for task in tree.tasks:
+            task.cancel()
+    if tree.over:
+        context.counts.plays_cut += 1
+    else:
+        context.counts.plays_ended += 1
+
+
+def _has_turns(tree: _Tree, index: int) -> bool:
+    return any(turn.fate == "send" for turn in tree.session.streams[index].turns[tree.firsts[index] :])
+
+
+def _starts_at_once(tree: _Tree, index: int) -> bool:
+    """A stream that no turn of this play will spawn: the main agent, or one whose spawn turn is history or unknown."""
+    stream = tree.session.streams[index]
+    if stream.spawn_turn is None or stream.parent is None:
+        return True
+    return stream.spawn_turn < tree.firsts[stream.parent]
+
+
+def _start(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int) -> None:
+    """Start a stream as a task; the pause before its first turn runs from ``ready_ns``."""
+    tree.ended[index] = asyncio.Event()
+    play = _play_open if tree.context.plan.mode == "open" else _play_closed
+    tree.tasks.append(asyncio.get_running_loop().create_task(play(tree, index, upcoming, ready_ns)))
+
+
+async def _play_closed(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int) -> None:
+    context = tree.context
+    children = _children(tree.session, index)
+    try:
+        await upcoming.prepare_first()
+        while upcoming.turn is not None and not tree.over:
+            number, turn = upcoming.number, upcoming.turn
+            for child in turn.joins:
+                if child in tree.ended:  # otherwise it was never started: nothing to wait for
+                    await tree.ended[child].wait()
+                    ready_ns = max(ready_ns, tree.end_ns[child])
+            due_ns = ready_ns + int(turn.pause_s * 1e9)
+            await context.clock.sleep_until(due_ns)
+            if tree.over:
+                return
+            sending = _send(tree, index, upcoming, due_ns)
+            ended, _ = await asyncio.gather(sending, upcoming.prepare())  # the next prompt is made as the reply streams
+            ready_ns = ended.end_ns
+            if not ended.ok and context.end_session_on_failure:
+                tree.given_up = True
+                return
+            for child in children.get(number, []):
+                if _has_turns(tree, child):
+                    _start(tree, child, _Upcoming(tree, child), ready_ns)
+    finally:
+        tree.end_ns[index] = ready_ns
+        tree.ended[index].set()
+
+
+async def _play_open(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int) -> None:
+    context = tree.context
+    start_ns = await context.start
+    while upcoming.turn is not None:
+        due_ns = start_ns + int(upcoming.turn.offset_s * 1e9)
+        await context.clock.sleep_until(due_ns)
+        if context.clock.closed:
+            return
+        sending = _send(tree, index, upcoming, due_ns)
+        tree.tasks.append(asyncio.get_running_loop().create_task(_limited(context, sending)))
+        await upcoming.prepare()
+
+
+async def _limited(context: Context, sending: Coroutine[None, None, Ended]) -> None:
+    if context.in_flight_limit is None:
+        await sending
+        return
+    async with context.in_flight_limit:
+        await sending
+
+
+class _Upcoming:
+    """The next turn of a stream that is to be sent, its bytes made ahead of time."""
+
+    def __init__(self, tree: _Tree, index: int) -> None:
+        self.number = -1
+        self.turn: Turn | None = None
+        self.body = tree.context.new_body(tree.session, tree.play, index)
+        self._turns = iter(enumerate(tree.session.streams[index].turns))
+        self._first = tree.firsts[index]
+
+    async def prepare_first(self) -> None:
+        """As :meth:`prepare`, unless that was done already."""
+        if self.number < 0:
+            await self.prepare()
+
+    async def prepare(self) -> None:
+        """Move on to the next turn to send (``turn`` is None after the last) and make its bytes."""
+        self.turn = None
+        for number, turn in self._turns:
+            self.body.advance(turn)
+            if number >= self._first and turn.fate == "send":
+                await self.body.prepare()
+                self.number, self.turn = number, turn
+                return
+
+
+def _children(session: Session, index: int) -> dict[int, list[int]]:
+    """For each turn of a stream the children that its reply spawns."""
+    children: dict[int, list[int]] = {}
+    for child, stream in enumerate(session.streams):
+        if stream.parent == index and stream.spawn_turn is not None:
+            children.setdefault(stream.spawn_turn, []).append(child)
+    return children
+
+
+def _send(tree: _Tree, index: int, upcoming: _Upcoming, due_ns: int) -> Coroutine[None, None, Ended]:
+    """Take the prepared turn's bytes now (``upcoming`` may move on) and return the sending of them."""
+    assert upcoming.turn is not None
+    body, digest = upcoming.body.assemble(upcoming.turn)
+    outgoing = Outgoing(
+        session=tree.session, play=tree.play, lane=tree.lane, stream=index, number=upcoming.number, turn=upcoming.turn,
+        body=body, digest=digest, due_ns=due_ns,
+    )
+    return _counted(tree.context, outgoing)
+
+
+async def _counted(context: Context, outgoing: Outgoing) -> Ended:
+    if context.clock.closed:  # it waited for its place in the open loop until the window closed
+        return Ended(context.clock.now_ns(), False)
+    context.counts.sent += 1
+    ended = await context.send(outgoing)
+    context.counts.ended += 1
+    if not ended.ok:
+        context.counts.failed += 1
+    return ended

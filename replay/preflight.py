@@ -1,0 +1,90 @@
+"""Preflight of both backends: what they can take together, or why they cannot be compared."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from replay import backends, probes
+from replay.experiment import Experiment
+from replay.progress import Event, Tell
+from replay.wire import Limits, Wire
+from workloads.errors import UserError
+from workloads.rendering import Rendering
+
+
+class Prepared(msgspec.Struct, kw_only=True):
+    """Preflight's result: what both backends can take."""
+
+    rendering: Rendering
+    facts: dict[str, probes.Facts]
+    max_context: int | None
+
+
+def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
+    """Ask both backends a handful of requests. Emulators are started for it, with their logs in ``scratch``.
+
+    Raises UserError when the comparison cannot be measured, with what to change.
+    """
+    base = Rendering(
+        api=experiment.api, model=experiment.model, vocabulary=backends.vocabulary(experiment),
+        sampling=experiment.sampling,
+    )
+    for finding in probes.check_client(experiment.replay.lanes):
+        tell(Event(text=_line(finding)))
+    control = 0
+    while True:
+        facts: dict[str, probes.Facts] = {}
+        for name in backends.NAMES:
+            rendering = msgspec.structs.replace(base, model=model_name(experiment, name))
+            # faults are for the measured blocks: they prove that the report sees them
+            with backends.running(experiment, name, scratch / name, with_faults=False) as url:
+                facts[name] = asyncio.run(_probe(experiment, name, url, rendering, control))
+        controls = [facts[name].control for name in backends.NAMES]
+        if controls[0] == controls[1]:
+            break
+        control = max(controls)  # both get the same fields: ask again from the weaker one's
+    for name in backends.NAMES:
+        for finding in facts[name].findings:
+            tell(Event(text=f"{name}: {_line(finding)}"))
+    templates = [facts[name].template for name in backends.NAMES]
+    if templates[0] != templates[1]:
+        raise UserError(
+            f"the backends' chat templates differ (baseline adds {templates[0]}, candidate {templates[1]}): the same "
+            "messages would be different prompts; serve both with one template, or use api: completions"
+        )
+    limits = [facts[name].max_model_len for name in backends.NAMES]
+    known = [limit for limit in limits if limit is not None]
+    if experiment.workload.max_context is not None:
+        known.append(experiment.workload.max_context)
+    return Prepared(
+        rendering=probes.with_facts(base, facts["baseline"]), facts=facts, max_context=min(known) if known else None
+    )
+
+
+async def _probe(
+    experiment: Experiment, name: str, url: str, rendering: Rendering, control: int
+) -> probes.Facts:
+    headers = getattr(experiment.backends, name).headers
+    async with Wire(url, wire_limits(experiment), connections=8, headers=headers) as wire:
+        return await probes.probe(wire, rendering, control=control)
+
+
+def _line(finding: probes.Finding) -> str:
+    mark = {"ok": "ok", "note": "note", "warning": "WARNING"}[finding.level]
+    return f"{mark}: {finding.what}" + (f" ({finding.mend})" if finding.mend else "")
+
+
+def model_name(experiment: Experiment, name: str) -> str:
+    """The model's name as this backend serves it."""
+    own: str | None = getattr(experiment.backends, name).model
+    return own or experiment.model
+
+
+def wire_limits(experiment: Experiment) -> Limits:
+    """The experiment's limits as the wire takes them."""
+    return Limits(**experiment.replay.limits.model_dump())
+
+

@@ -1,0 +1,73 @@
+"""The run directory on disk: made, continued, appended to. Its layout is described in replay/records.py.
+
+Every state change is one atomic rename; every record is one appended line. Whatever the moment of a kill, what is
+there can be read, and a block counts only once its block.json says finished.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from replay.records import SCHEMA_VERSION, Block, Manifest
+from workloads.errors import UserError
+
+
+def write_json(path: Path, value: msgspec.Struct) -> None:
+    """Replace ``path`` atomically by the value as indented JSON."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+    os.replace(temporary, path)
+
+
+def create(run: Path) -> None:
+    """Make an empty run directory. Raises UserError if there is something in the way."""
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
+    (run / "blocks").mkdir(parents=True)
+
+
+def read_manifest(run: Path) -> Manifest:
+    """Raises UserError when ``run`` is not a run directory, or one of a newer schema."""
+    try:
+        manifest = msgspec.json.decode((run / "manifest.json").read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        raise UserError(f"{run} is not a run directory: it has no manifest.json") from None
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{run}/manifest.json is damaged: {error}") from None
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise UserError(f"{run} was written by a newer decodegate (schema {manifest.schema_version}): upgrade")
+    return manifest
+
+
+def block_folder(run: Path, index: int, backend: str) -> Path:
+    """blocks/NN-BACKEND; ``index`` counts from 1 in measured order."""
+    return run / "blocks" / f"{index:02d}-{backend}"
+
+
+def read_block(folder: Path) -> Block | None:
+    """The block's state, or None if it never started or its state is unreadable."""
+    try:
+        return msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def is_finished(run: Path, index: int, backend: str) -> bool:
+    """True if that block has ended as planned; it will not be measured again."""
+    block = read_block(block_folder(run, index, backend))
+    return block is not None and block.finished
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename what an interrupted block left, so that it is kept but never judged; None if there was nothing."""
+    if not folder.exists():
+        return None
+    for number in range(1, 1000):
+        kept = folder.with_name(f"{folder.name}.interrupted-{number}")
+        if not kept.exists():
+            folder.rename(kept)
+            return kept
+    raise UserError(f"{folder}: a thousand interrupted attempts; something is wrong with this host or server")

@@ -1,0 +1,1 @@
+"""Judging: reads run directories only, sends nothing."""

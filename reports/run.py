@@ -1,0 +1,207 @@
+"""A run directory, loaded for judging: small things whole, requests as polars frames, chunks as memory maps."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, Plan, RequestRecord, Session
+from workloads.errors import UserError
+
+_BATCH = 10_000  # records decoded to Python objects at a time
+_BLOCK_NAME = re.compile(r"(\d+)-(.+)")
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class LoadedBlock(msgspec.Struct, frozen=True):
+    """One finished block. ``requests`` has the fields of RequestRecord as columns and ``file``, an index into ``chunks``."""
+
+    block: Block
+    name: str
+    path: Path
+    requests: pl.DataFrame
+    chunks: list[npt.NDArray[Any]]
+    """Per worker, a memory map of CHUNK records."""
+    health: list[pl.DataFrame]
+    """Per worker, HealthSample fields as columns, in order of time."""
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A block that is listed and not judged."""
+
+    name: str
+    why: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run directory with at least one finished block."""
+
+    path: Path
+    manifest: Manifest
+    plan: Plan
+    blocks: list[LoadedBlock]
+    """Finished blocks in measured order."""
+    set_aside: list[SetAside]
+    notes: list[str]
+    """What was dropped while reading, and what does not fit together."""
+
+
+class _Version(msgspec.Struct):
+    schema_version: int = 1
+
+
+def load(path: Path) -> Run:
+    """Load a run directory. Raises UserError if it is none, is of a newer schema, is damaged in the middle, or holds no
+    finished block."""
+    notes: list[str] = []
+    manifest = _read(path / "manifest.json", Manifest)
+    plan = _read(path / "plan.json", Plan)
+    for name, digest in (("plan.json", manifest.plan_digest), ("sessions.jsonl", plan.sessions_digest)):
+        if not digest.endswith(_sha256(path / name)):
+            notes.append(f"{name} is not the file whose digest was recorded ({digest[:23]}...): it was changed afterwards")
+    blocks: list[LoadedBlock] = []
+    set_aside: list[SetAside] = []
+    for folder in sorted((path / "blocks").glob("*"), key=_measured_order):
+        if not folder.is_dir():
+            continue
+        if ".interrupted-" in folder.name:
+            set_aside.append(SetAside(folder.name, "interrupted"))
+            continue
+        try:
+            block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            set_aside.append(SetAside(folder.name, "never started properly: no readable block.json"))
+            continue
+        if not block.finished or block.ended_ns is None:
+            set_aside.append(SetAside(folder.name, "not finished"))
+            continue
+        if block.backend not in [backend.name for backend in manifest.backends]:
+            raise UserError(f"{folder}/block.json names backend {block.backend!r}, which manifest.json does not know")
+        blocks.append(_load_block(folder, block, notes))
+    if not blocks:
+        what = f"{len(set_aside)} unfinished" if set_aside else "no"
+        raise UserError(f"{path} holds {what} block(s) and nothing to judge: finish it with compare --resume")
+    return Run(path, manifest, plan, blocks, set_aside, notes)
+
+
+def sessions(run: Run) -> Iterator[Session]:
+    """The planned sessions, one at a time, in the order of Play.session. Raises UserError for a damaged line."""
+    decode = msgspec.json.Decoder(Session).decode
+    file = run.path / "sessions.jsonl"
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield decode(line)
+                except msgspec.MsgspecError as error:
+                    raise UserError(f"{file}:{number} is damaged: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"{run.path} has no sessions.jsonl: the plan is not complete") from None
+
+
+def _read(path: Path, schema: type[T]) -> T:
+    try:
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version > SCHEMA_VERSION:
+            raise UserError(
+                f"{path} has schema_version {version}, this decodegate reads up to {SCHEMA_VERSION}: upgrade decodegate"
+            )
+        return msgspec.json.decode(data, type=schema)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path.parent} is not a run directory: it has no {path.name}") from None
+    except msgspec.MsgspecError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+
+
+def _sha256(path: Path) -> str:
+    if not path.exists():
+        return "missing"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _measured_order(folder: Path) -> tuple[int, str]:
+    match = _BLOCK_NAME.match(folder.name)
+    return (int(match[1]) if match else 0, folder.name)
+
+
+def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
+    frames, chunks, health = [], [], []
+    for file in sorted(folder.glob("w*.requests.jsonl")):
+        worker = file.name.split(".")[0]
+        mapped = _map_chunks(folder / f"{worker}.chunks.bin")
+        frame = _read_frame(file, RequestRecord, notes)
+        within = pl.col("chunk_start") + pl.col("chunk_count") <= len(mapped)
+        kept = frame.filter(within)
+        if len(kept) < len(frame):
+            notes.append(f"{folder.name}/{file.name}: {len(frame) - len(kept)} rows dropped, their chunks are not in the file")
+        frames.append(kept.with_columns(file=pl.lit(len(chunks), pl.Int64)))
+        chunks.append(mapped)
+        if (samples := folder / f"{worker}.health.jsonl").exists():
+            health.append(_read_frame(samples, HealthSample, notes).sort("t_ns"))
+    requests = pl.concat(frames) if frames else _frame([], RequestRecord).with_columns(file=pl.lit(0, pl.Int64))
+    requests = requests.sort("session", "play", "stream", "turn", "phase", "end_ns", "request_id")
+    return LoadedBlock(block, folder.name, folder, requests, chunks, health)
+
+
+def _map_chunks(path: Path) -> npt.NDArray[Any]:
+    whole = path.stat().st_size // CHUNK.itemsize if path.exists() else 0
+    return np.memmap(path, dtype=CHUNK, mode="r", shape=(whole,)) if whole else np.empty(0, CHUNK)
+
+
+def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> pl.DataFrame:
+    """A JSONL file as a frame. A last line that was torn by a kill is dropped and noted; damage elsewhere is an error."""
+    decode = msgspec.json.Decoder(schema).decode
+    frames: list[pl.DataFrame] = []
+    batch: list[msgspec.Struct] = []
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                batch.append(decode(line))
+            except msgspec.MsgspecError as error:
+                if not line.endswith(b"\n") or not lines.readline():
+                    notes.append(f"{path.parent.name}/{path.name}: torn last line ({number}) dropped")
+                    break
+                raise UserError(f"{path}:{number} is damaged: {error}. Move the block's folder away to judge the rest") from None
+            if len(batch) == _BATCH:
+                frames.append(_frame(batch, schema))
+                batch = []
+    return pl.concat([*frames, _frame(batch, schema)])
+
+
+def _frame(records: list[msgspec.Struct], schema: type[msgspec.Struct]) -> pl.DataFrame:
+    rows = [msgspec.structs.astuple(record) for record in records]
+    return pl.DataFrame(rows, schema=_columns(schema), orient="row")
+
+
+def _columns(schema: type[msgspec.Struct]) -> dict[str, pl.DataType]:
+    """Column types of a flat record; an optional field has the type of its value."""
+    info = msgspec.inspect.type_info(schema)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {field.name: _dtype(field.type) for field in info.fields}
+
+
+def _dtype(kind: msgspec.inspect.Type) -> pl.DataType:
+    match kind:
+        case msgspec.inspect.UnionType(types=types):
+            return _dtype(next(each for each in types if not isinstance(each, msgspec.inspect.NoneType)))
+        case msgspec.inspect.ListType(item_type=item):
+            return pl.List(_dtype(item))
+        case msgspec.inspect.BoolType():
+            return pl.Boolean()
+        case msgspec.inspect.IntType():
+            return pl.Int64()
+        case msgspec.inspect.FloatType():
+            return pl.Float64()
+        case _:
+            return pl.String()
