@@ -50,7 +50,11 @@ def check(experiment: Path) -> None:
 
 
 def compare(
-    experiment: Experiment, *, run: Path | None, resume: bool = False, dry_run: bool = False,
+    experiment: Experiment,
+    *,
+    run: Path | None,
+    resume: bool = False,
+    dry_run: bool = False,
     allow_unmatched: bool = False,
 ) -> Path | None:
     """Run or continue a comparison, showing progress; returns the run directory, or None after a dry run.
@@ -121,8 +125,11 @@ def showing(console: Console) -> Iterator[Tell]:
         yield _plain(console)
         return
     columns = (
-        TextColumn("[bold]{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} turns"),
-        TextColumn("{task.fields[state]}"), TimeElapsedColumn(),
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} turns"),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=False) as progress:
         bars: dict[int, object] = {}
@@ -160,7 +167,8 @@ def _plain(console: Console) -> Tell:
         console.print(
             f"block {event.block}/{event.blocks} {event.backend}: {event.counts.ended}/{event.planned} turns, "
             f"{event.in_flight} in flight, {event.counts.failed} failed, {event.elapsed_s:.0f} s",
-            highlight=False, soft_wrap=True,
+            highlight=False,
+            soft_wrap=True,
         )
 
     return tell

@@ -38,8 +38,12 @@ def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple
     notes = Notes()
     source = workload.Source(experiment, notes)
     plan = build_plan(
-        source.traces(), experiment, max_context=prepared.max_context,
-        rendering_digest=prepared.rendering.digest(), folder=folder, notes=notes,
+        source.traces(),
+        experiment,
+        max_context=prepared.max_context,
+        rendering_digest=prepared.rendering.digest(),
+        folder=folder,
+        notes=notes,
     )
     return plan, source.digest()
 
@@ -151,7 +155,12 @@ def _run_block(
             def progress(counts: Counts, in_flight: int) -> None:
                 tell(
                     Event(
-                        block=index, blocks=blocks, backend=name, counts=counts, in_flight=in_flight, planned=planned,
+                        block=index,
+                        blocks=blocks,
+                        backend=name,
+                        counts=counts,
+                        in_flight=in_flight,
+                        planned=planned,
                         elapsed_s=(time.monotonic_ns() - start_ns) / 1e9,
                     )
                 )
@@ -223,5 +232,3 @@ def _time_scale(experiment: Experiment) -> float:
     if len(scales) > 1:
         raise UserError("backends.*.emulator.time_scale differs: both emulators must run equally fast")
     return scales.pop() if scales else 1.0
-
-

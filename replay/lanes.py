@@ -71,8 +71,8 @@ class Body(Protocol):
     async def prepare(self) -> None:
         """Make the bytes that the turn taken last adds, letting others run in between."""
 
-    def assemble(self, turn: Turn) -> tuple[bytes, str]:
-        """The prepared turn's request body and prompt digest."""
+    def assemble(self, turn: Turn) -> tuple[list[bytes], str]:
+        """The prepared turn's request body, in parts, and its prompt digest."""
 
 
 class Outgoing(msgspec.Struct, kw_only=True):
@@ -84,7 +84,7 @@ class Outgoing(msgspec.Struct, kw_only=True):
     stream: int
     number: int
     turn: Turn
-    body: bytes
+    body: list[bytes]
     digest: str
     due_ns: int
 
@@ -333,8 +333,15 @@ def _send(tree: _Tree, index: int, upcoming: _Upcoming, due_ns: int) -> Coroutin
     assert upcoming.turn is not None
     body, digest = upcoming.body.assemble(upcoming.turn)
     outgoing = Outgoing(
-        session=tree.session, play=tree.play, lane=tree.lane, stream=index, number=upcoming.number, turn=upcoming.turn,
-        body=body, digest=digest, due_ns=due_ns,
+        session=tree.session,
+        play=tree.play,
+        lane=tree.lane,
+        stream=index,
+        number=upcoming.number,
+        turn=upcoming.turn,
+        body=body,
+        digest=digest,
+        due_ns=due_ns,
     )
     return _counted(tree.context, outgoing)
 

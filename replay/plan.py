@@ -38,8 +38,13 @@ class _Sketch(msgspec.Struct):
 
 
 def build_plan(
-    workload: Iterable[traces.Trace], experiment: Experiment, *, max_context: int | None, rendering_digest: str,
-    folder: Path, notes: traces.Notes | None = None,
+    workload: Iterable[traces.Trace],
+    experiment: Experiment,
+    *,
+    max_context: int | None,
+    rendering_digest: str,
+    folder: Path,
+    notes: traces.Notes | None = None,
 ) -> Plan:
     """Write plan.json and sessions.jsonl into ``folder`` and return the plan.
 
@@ -179,8 +184,12 @@ def _planned(
                 turn.fate, turn.cut_reason = "cut", turn.cut_reason or "spawn turn was cut"
         streams.append(
             Stream(
-                agent=stream.agent, turns=turns, parent=stream.parent, spawn_turn=stream.spawn_turn,
-                join_turn=stream.join_turn, background=stream.background,
+                agent=stream.agent,
+                turns=turns,
+                parent=stream.parent,
+                spawn_turn=stream.spawn_turn,
+                join_turn=stream.join_turn,
+                background=stream.background,
             )
         )
     if all(turn.fate == "cut" for turn in streams[0].turns):
@@ -277,8 +286,13 @@ def _ideal_cached(trace: traces.Trace) -> list[list[int]]:
 
 def _sketch(trace: traces.Trace, session: Session, replay: Replay) -> _Sketch:
     sketch = _Sketch(
-        id=session.id, estimated_s=0.0, main_turns=sum(turn.fate == "send" for turn in session.streams[0].turns),
-        turns={}, pause_recorded_s=0.0, pause_kept_s=0.0, intervals=[],
+        id=session.id,
+        estimated_s=0.0,
+        main_turns=sum(turn.fate == "send" for turn in session.streams[0].turns),
+        turns={},
+        pause_recorded_s=0.0,
+        pause_kept_s=0.0,
+        intervals=[],
     )
     for planned, recorded in zip(session.streams, trace.streams, strict=True):
         for turn, was in zip(planned.turns, recorded.turns, strict=True):

@@ -29,7 +29,9 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
     Raises UserError when the comparison cannot be measured, with what to change.
     """
     base = Rendering(
-        api=experiment.api, model=experiment.model, vocabulary=backends.vocabulary(experiment),
+        api=experiment.api,
+        model=experiment.model,
+        vocabulary=backends.vocabulary(experiment),
         sampling=experiment.sampling,
     )
     for finding in probes.check_client(experiment.replay.lanes):
@@ -64,9 +66,7 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
     )
 
 
-async def _probe(
-    experiment: Experiment, name: str, url: str, rendering: Rendering, control: int
-) -> probes.Facts:
+async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.Facts:
     headers = getattr(experiment.backends, name).headers
     async with Wire(url, wire_limits(experiment), connections=8, headers=headers) as wire:
         return await probes.probe(wire, rendering, control=control)
@@ -86,5 +86,3 @@ def model_name(experiment: Experiment, name: str) -> str:
 def wire_limits(experiment: Experiment) -> Limits:
     """The experiment's limits as the wire takes them."""
     return Limits(**experiment.replay.limits.model_dump())
-
-

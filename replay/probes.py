@@ -26,7 +26,11 @@ _BLOCK = 64
 _OUTPUT = 16
 
 _CONTROLS: list[tuple[LengthControl, bool]] = [
-    ("ignore_eos", True), ("ignore_eos", False), ("min_tokens", True), ("min_tokens", False), ("none", True),
+    ("ignore_eos", True),
+    ("ignore_eos", False),
+    ("min_tokens", True),
+    ("min_tokens", False),
+    ("none", True),
     ("none", False),
 ]
 """Ways to ask for a length, and whether to ask for continuous usage; from most to least exact."""
@@ -67,29 +71,43 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
     max_model_len = await _model(wire, rendering.model, findings)
     version = await _version(wire)
     control, first = await _length_control(wire, rendering, control, findings)
-    rendering = with_facts(rendering, Facts(
-        control=control, template=Template(), max_model_len=None, server={}, findings=[]
-    ))
+    rendering = with_facts(
+        rendering, Facts(control=control, template=Template(), max_model_len=None, server={}, findings=[])
+    )
     if first.input_tokens is None:
-        findings.append(Finding(
-            "warning", f"{wire.url}: replies carry no usage: token counts will be the client's estimate and prompt "
-            "lengths cannot be checked", "use a server that answers stream_options.include_usage",
-        ))
+        findings.append(
+            Finding(
+                "warning",
+                f"{wire.url}: replies carry no usage: token counts will be the client's estimate and prompt "
+                "lengths cannot be checked",
+                "use a server that answers stream_options.include_usage",
+            )
+        )
     if first.cached_tokens is None:
-        findings.append(Finding(
-            "note", f"{wire.url}: cached tokens are not reported",
-            "start vLLM with --enable-prompt-tokens-details to compare achieved with ideal prefix reuse",
-        ))
+        findings.append(
+            Finding(
+                "note",
+                f"{wire.url}: cached tokens are not reported",
+                "start vLLM with --enable-prompt-tokens-details to compare achieved with ideal prefix reuse",
+            )
+        )
     template = Template()
     if rendering.api != "completions" and first.input_tokens is not None:
         template = await _template(wire, rendering)
-        findings.append(Finding("ok", f"{wire.url}: chat template adds {template.first} tokens to a first message, "
-                                      f"{template.pair} to each further pair, {template.system} to a system message"))
+        findings.append(
+            Finding(
+                "ok",
+                f"{wire.url}: chat template adds {template.first} tokens to a first message, "
+                f"{template.pair} to each further pair, {template.system} to a system message",
+            )
+        )
     rendering = msgspec.structs.replace(rendering, template=template)
     if first.input_tokens is not None:
         await _lengths(wire, rendering, max_model_len, findings)
     server: dict[str, str | int | float | bool | None] = {
-        "version": version, "fingerprint": first.server_fingerprint, "model": rendering.model,
+        "version": version,
+        "fingerprint": first.server_fingerprint,
+        "model": rendering.model,
         "max_model_len": max_model_len,
     }
     return Facts(control=control, template=template, max_model_len=max_model_len, server=server, findings=findings)
@@ -108,12 +126,22 @@ def check_client(lanes: int) -> list[Finding]:
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         if allowed < wanted:
-            return [Finding("warning", f"{allowed} open files may be too few for {lanes} lanes with subagents",
-                            "raise ulimit -n")]
+            return [
+                Finding(
+                    "warning",
+                    f"{allowed} open files may be too few for {lanes} lanes with subagents",
+                    "raise ulimit -n",
+                )
+            ]
     ports = _local_ports()
     if ports is not None and ports < wanted:
-        return [Finding("warning", f"{ports} local ports may be too few for {lanes} lanes with subagents",
-                        "widen net.ipv4.ip_local_port_range")]
+        return [
+            Finding(
+                "warning",
+                f"{ports} local ports may be too few for {lanes} lanes with subagents",
+                "widen net.ipv4.ip_local_port_range",
+            )
+        ]
     return [Finding("ok", f"client limits suffice for {lanes} lanes")]
 
 
@@ -135,8 +163,13 @@ async def _model(wire: Wire, model: str, findings: list[Finding]) -> int | None:
     if reply.failure is not None:
         raise UserError(f"{wire.url}: {reply.failure} ({reply.detail}); is the server up, and the URL right?")
     if reply.http_status != 200:
-        findings.append(Finding("note", f"{wire.url}: /v1/models answers HTTP {reply.http_status}; the model's name "
-                                        "and context length are not checked"))
+        findings.append(
+            Finding(
+                "note",
+                f"{wire.url}: /v1/models answers HTTP {reply.http_status}; the model's name "
+                "and context length are not checked",
+            )
+        )
         return None
     try:
         models = msgspec.json.decode(reply.body, type=_Models).data
@@ -180,19 +213,29 @@ async def _length_control(
         trial = msgspec.structs.replace(rendering, length_control=how, server_usage=usage)
         last = await _ask(wire, trial, "shape", [64])
         if not last.streamed:
-            raise UserError(f"{wire.url}: answers in one piece although streaming was asked for: a decode rate cannot "
-                            "be measured; check for a proxy that buffers, or another endpoint")
+            raise UserError(
+                f"{wire.url}: answers in one piece although streaming was asked for: a decode rate cannot "
+                "be measured; check for a proxy that buffers, or another endpoint"
+            )
         if last.status == "ok":
             if how == "none":
-                findings.append(Finding("warning", f"{wire.url}: takes neither ignore_eos nor min_tokens: answers may "
-                                                   "be shorter than recorded"))
+                findings.append(
+                    Finding(
+                        "warning",
+                        f"{wire.url}: takes neither ignore_eos nor min_tokens: answers may be shorter than recorded",
+                    )
+                )
             else:
                 findings.append(Finding("ok", f"{wire.url}: keeps the asked length with {how}"))
             if len(last.chunks) < 2:
-                findings.append(Finding(
-                    "warning", f"{wire.url}: {_OUTPUT} tokens came in {len(last.chunks)} chunk: decode rates of short "
-                    "answers cannot be measured", "lower the server's --stream-interval",
-                ))
+                findings.append(
+                    Finding(
+                        "warning",
+                        f"{wire.url}: {_OUTPUT} tokens came in {len(last.chunks)} chunk: decode rates of short "
+                        "answers cannot be measured",
+                        "lower the server's --stream-interval",
+                    )
+                )
             return index, last
         if last.status != "short" and last.error not in ("http 400", "http 422"):
             break
@@ -220,9 +263,7 @@ async def _template(wire: Wire, rendering: Rendering) -> Template:
     return Template(first=first, system=system, pair=pair)
 
 
-async def _lengths(
-    wire: Wire, rendering: Rendering, max_model_len: int | None, findings: list[Finding]
-) -> None:
+async def _lengths(wire: Wire, rendering: Rendering, max_model_len: int | None, findings: list[Finding]) -> None:
     """Refuse to go on when prompts are not as long as planned."""
     found = []
     for length in _LENGTHS:
@@ -256,6 +297,9 @@ async def _ask(wire: Wire, rendering: Rendering, purpose: str, inputs: list[int]
     body, _ = prompt.body(_OUTPUT)
     exchange = await wire.exchange(PATHS[rendering.api], body, {"X-Request-ID": f"check.{purpose}".replace(" ", "")})
     return outcome(
-        exchange, api=rendering.api, asked_output=_OUTPUT, exact_length=rendering.length_control != "none",
+        exchange,
+        api=rendering.api,
+        asked_output=_OUTPUT,
+        exact_length=rendering.length_control != "none",
         limits=wire.limits,
     )

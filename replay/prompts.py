@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 
 from replay.records import Play, Session, Turn
-from workloads.rendering import Rendering, prompt_for
+from workloads.rendering import Rendering, Table, prompt_for
 
 
 class StreamPrompts:
     """Implements replay.lanes.Body."""
 
     def __init__(
-        self, rendering: Rendering, table: list[bytes], session: Session, play: Play, stream: int, *, seed: int,
+        self,
+        rendering: Rendering,
+        table: Table,
+        session: Session,
+        play: Play,
+        stream: int,
+        *,
+        seed: int,
         block_salt: str,
     ) -> None:
         self._prompt = prompt_for(
@@ -36,6 +43,6 @@ class StreamPrompts:
         for _ in self._prompt.render():
             await asyncio.sleep(0)
 
-    def assemble(self, turn: Turn) -> tuple[bytes, str]:
-        """The request body and its prompt digest."""
+    def assemble(self, turn: Turn) -> tuple[list[bytes], str]:
+        """The request body in parts, and its prompt digest."""
         return self._prompt.body(turn.output_tokens)

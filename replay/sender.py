@@ -56,9 +56,7 @@ def _headers(outgoing: Outgoing, request_id: str) -> Mapping[str, str]:
     return {"X-Request-ID": request_id, "X-Session-ID": tree, "X-Stream-ID": f"{tree}.{outgoing.stream}"}
 
 
-def _record(
-    outgoing: Outgoing, request_id: str, phase: Phase, exchange: Exchange, outcome: Outcome
-) -> RequestRecord:
+def _record(outgoing: Outgoing, request_id: str, phase: Phase, exchange: Exchange, outcome: Outcome) -> RequestRecord:
     return RequestRecord(
         request_id=request_id,
         session=outgoing.session.id,

@@ -28,8 +28,16 @@ _SMALL_OUTPUT = 16
 
 
 async def warm_up(
-    sender: Sender, new_prompts: NewPrompts, plan: Plan, sessions: Callable[[int], Session], lanes: Sequence[int], *,
-    requests: int, budget_s: float, block_salt: str, worker: int,
+    sender: Sender,
+    new_prompts: NewPrompts,
+    plan: Plan,
+    sessions: Callable[[int], Session],
+    lanes: Sequence[int],
+    *,
+    requests: int,
+    budget_s: float,
+    block_salt: str,
+    worker: int,
 ) -> tuple[float, int]:
     """Send the worker's share of the warm-up; returns seconds used and requests that succeeded.
 
@@ -65,14 +73,14 @@ async def warm_up(
     return time.monotonic() - started, succeeded
 
 
-def _small(
-    new_prompts: NewPrompts, block_salt: str, worker: int, number: int
-) -> Callable[[], Awaitable[Outgoing]]:
+def _small(new_prompts: NewPrompts, block_salt: str, worker: int, number: int) -> Callable[[], Awaitable[Outgoing]]:
     key = stable_bytes("warmup", block_salt, worker, number).hex()[:16]
     blocks = list(range(_SMALL_INPUT // 16))
     turn = Turn(input_tokens=_SMALL_INPUT, output_tokens=_SMALL_OUTPUT, keep=0, new_blocks=blocks)
     session = Session(
-        id=f"small-{worker}-{number}", content_key=f"warmup/{key}", block_size=16,
+        id=f"small-{worker}-{number}",
+        content_key=f"warmup/{key}",
+        block_size=16,
         streams=[Stream(agent="warmup", turns=[turn])],
     )
 
@@ -99,7 +107,12 @@ def _histories(
 
 
 async def _outgoing(
-    new_prompts: NewPrompts, session: Session, play: Play, stream: int, number: int, lane: int,
+    new_prompts: NewPrompts,
+    session: Session,
+    play: Play,
+    stream: int,
+    number: int,
+    lane: int,
     output_tokens: int | None = None,
 ) -> Outgoing:
     prompts = new_prompts(session, play, stream)
@@ -111,6 +124,13 @@ async def _outgoing(
         turn = msgspec.structs.replace(turn, output_tokens=output_tokens)
     body, digest = prompts.assemble(turn)
     return Outgoing(
-        session=session, play=play, lane=lane, stream=stream, number=number, turn=turn, body=body, digest=digest,
+        session=session,
+        play=play,
+        lane=lane,
+        stream=stream,
+        number=number,
+        turn=turn,
+        body=body,
+        digest=digest,
         due_ns=time.monotonic_ns(),
     )

@@ -592,7 +592,7 @@ def _header_lines(headers: Mapping[str, str]) -> bytes:
     text = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError(f"line break in a header: {dict(headers)}")
-    return text.encode("latin-1")
+    return text.encode()
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -128,19 +128,30 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
     start: asyncio.Future[int] = loop.create_future()
     limit = assignment.max_in_flight
     with Recorder(assignment.folder, assignment.worker) as recorder:
-        async with Wire(
-            assignment.url, assignment.limits, connections=_NO_LIMIT, headers=assignment.headers
-        ) as wire:
+        async with Wire(assignment.url, assignment.limits, connections=_NO_LIMIT, headers=assignment.headers) as wire:
             _listen(pipe, start, clock, wire)
             sender = Sender(wire, assignment.rendering, recorder)
             context = Context(
-                plan=plan, sessions=sessions, send=sender.send, new_body=new_prompts, clock=clock, start=start,
+                plan=plan,
+                sessions=sessions,
+                send=sender.send,
+                new_body=new_prompts,
+                clock=clock,
+                start=start,
                 end_session_on_failure=assignment.end_session_on_failure,
-                in_flight_limit=asyncio.Semaphore(limit) if limit else None, counts=counts,
+                in_flight_limit=asyncio.Semaphore(limit) if limit else None,
+                counts=counts,
             )
             warmed_s, warmed = await warm_up(
-                sender, new_prompts, plan, sessions, assignment.lanes, requests=assignment.warmup_requests,
-                budget_s=assignment.warmup_s, block_salt=assignment.block_salt, worker=assignment.worker,
+                sender,
+                new_prompts,
+                plan,
+                sessions,
+                assignment.lanes,
+                requests=assignment.warmup_requests,
+                budget_s=assignment.warmup_s,
+                block_salt=assignment.block_salt,
+                worker=assignment.worker,
             )
             barrier = _Barrier(len(assignment.lanes))
             lanes = [loop.create_task(play_lane(context, lane, barrier.arrive)) for lane in assignment.lanes]

@@ -11,5 +11,6 @@ SHARED = Path(os.environ.get("DECODEGATE_SHARED", Path(__file__).parents[2] / "s
 TRACES = SHARED / "traces" / "kv-cache-tester.tar.xz"
 
 needs_shared = pytest.mark.skipif(
-    not TRACES.exists(), reason=f"needs the recorded sessions at {TRACES} (set DECODEGATE_SHARED to their folder's parent)"
+    not TRACES.exists(),
+    reason=f"needs the recorded sessions at {TRACES} (set DECODEGATE_SHARED to their folder's parent)",
 )

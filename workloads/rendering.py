@@ -1,8 +1,8 @@
 """Rendering: a stream's blocks -> request bodies, byte for byte the same in every process.
 
 A prompt is kept as *pieces*, one for each stretch of tokens that a turn added. A piece's bytes are made once, from
-pre-encoded tokens; a later turn adds pieces, and cuts them back where the recording rewound. A body is then a single
-join of ready bytes, whatever its length.
+pre-encoded tokens; a later turn adds pieces, and cuts them back where the recording rewound. A body is then a list of
+ready bytes, whatever its length, which the wire sends without joining them.
 
 Two renderings share this: token ids (``completions``: exact) and messages (``chat``, ``anthropic``), where each
 message's region of the recorded prompt gives up as many tokens as the server's chat template adds for it, so that the
@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from workloads.content import CONTENT_VERSION, Vocabulary, block_tokens, salt_tokens
 
@@ -32,8 +34,11 @@ PATHS: dict[Api, str] = {
 SALT_TOKENS = 8
 """Length of the salt; it takes the place of a session's first tokens, so lengths stay as recorded."""
 
-_BLOCKS_PER_SLICE = 32
-"""Blocks rendered between two chances for the event loop: about half a millisecond of work."""
+_TOKENS_PER_SLICE = 8_192
+"""Tokens rendered between two chances for the event loop: about half a millisecond of work."""
+
+Table = npt.NDArray[np.bytes_]
+"""The vocabulary's tokens as they stand in a body, padded with zero bytes to one width; shape (tokens,)."""
 
 
 class Template(msgspec.Struct, frozen=True):
@@ -67,12 +72,17 @@ class Rendering(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode([*facts, self.sampling, self.server_usage])).hexdigest()
 
 
-def token_table(rendering: Rendering) -> list[bytes]:
+def token_table(rendering: Rendering) -> Table:
     """Each vocabulary token as it stands in a body: ``,123`` or `` word`` (or ``x``, of a vocabulary of letters)."""
     vocabulary = rendering.vocabulary
     if rendering.api == "completions":
-        return [b",%d" % token for token in vocabulary.ids]
-    return [word.encode() for word in vocabulary.words]
+        return np.array([b",%d" % token for token in vocabulary.ids])
+    return np.array([word.encode() for word in vocabulary.words])
+
+
+def _encoded(table: Table, indices: npt.NDArray[np.uint32] | list[int]) -> bytes:
+    """Tokens one after another, the padding taken out."""
+    return table[indices].tobytes().translate(None, b"\0")
 
 
 class Piece(msgspec.Struct):
@@ -98,7 +108,7 @@ class Prompt:
     def __init__(
         self,
         rendering: Rendering,
-        table: list[bytes],
+        table: Table,
         content_key: str,
         block_size: int,
         salt: list[int],
@@ -138,13 +148,12 @@ class Prompt:
         self._valid = self._input
         self._rewound = False
 
-    def body(self, output_tokens: int) -> tuple[bytes, str]:
-        """The request body for the rendered turn, and its prompt digest (16 hex digits, salt left out)."""
+    def body(self, output_tokens: int) -> tuple[list[bytes], str]:
+        """The request body for the rendered turn, in parts, and its prompt digest (16 hex digits, salt left out)."""
         head = msgspec.json.encode(_fields(self._rendering, output_tokens))[:-1]
         digest = hashlib.sha256(b"".join(piece.digest for piece in self._pieces)).hexdigest()[:16]
         if self._rendering.api == "completions":
-            content = b"".join([piece.content for piece in self._pieces])
-            return b'%b,"prompt":[%b]}' % (head, content[1:]), digest
+            return [head, b',"prompt":[', *[piece.content for piece in self._pieces], b"]}"], digest
         messages = self._pieces
         parts = [head]
         if self._rendering.api == "anthropic" and messages and messages[0].role == "system":
@@ -155,7 +164,7 @@ class Prompt:
             parts += [b'{"role":"' if number == 0 else b',{"role":"', piece.role.encode(), b'","content":"']
             parts += [piece.content, b'"}']
         parts.append(b"]}")
-        return b"".join(parts), digest
+        return parts, digest
 
     # -- which stretch of tokens is whose
 
@@ -218,29 +227,25 @@ class Prompt:
     # -- bytes
 
     def _fill(self, piece: Piece) -> Iterator[None]:
-        salt_end = min(len(self._salt), self._input)
-        salted: list[bytes] = []
-        if piece.content_start < salt_end:
-            salted = [self._table[i] for i in self._salt[piece.content_start : min(salt_end, piece.end)]]
-        parts: list[bytes] = []
-        yield from self._stretch(max(piece.content_start, salt_end), piece.end, parts)
-        content = b"".join(parts)
-        piece.digest = hashlib.sha256(piece.role.encode() + b":" + content).digest()
-        joined = b"".join(salted) + content
-        # inside one message the first token stands without its separator; token ids are joined over all pieces
-        piece.content = joined if self._rendering.api == "completions" else joined[self._separator :]
-
-    def _stretch(self, start: int, end: int, parts: list[bytes]) -> Iterator[None]:
-        """Append tokens [start, end) to ``parts``."""
+        """Make the piece's bytes and digest."""
+        salt_end = min(len(self._salt), piece.end)
+        salted = self._salt[piece.content_start : salt_end]
+        parts = [_encoded(self._table, salted)] if salted else []
+        digest = hashlib.sha256(piece.role.encode() + b":")
+        start = max(piece.content_start, salt_end)
         size = self._block_size
-        lookup = self._table.__getitem__
-        first, last = start // size, -(-end // size)
-        for low in range(first, last, _BLOCKS_PER_SLICE):
-            high = min(low + _BLOCKS_PER_SLICE, last)
-            tokens = block_tokens(self._content_key, self._blocks[low:high], size, len(self._table)).ravel()
-            tokens = tokens[max(start - low * size, 0) : end - low * size]
-            parts.append(b"".join(map(lookup, tokens.tolist())))
+        step = max(1, _TOKENS_PER_SLICE // size)
+        for low in range(start // size, -(-piece.end // size), step):
+            blocks = self._blocks[low : min(low + step, -(-piece.end // size))]
+            tokens = block_tokens(self._content_key, blocks, size, len(self._table)).ravel()
+            parts.append(_encoded(self._table, tokens[max(start - low * size, 0) : piece.end - low * size]))
+            digest.update(parts[-1])
             yield
+        content = b"".join(parts)
+        # a message, and a list of token ids as a whole, begins without a separator
+        bare = piece.start == 0 or self._rendering.api != "completions"
+        piece.content = content[self._separator :] if bare else content
+        piece.digest = digest.digest()
 
 
 def _fields(rendering: Rendering, output_tokens: int) -> dict[str, Any]:
@@ -262,7 +267,7 @@ def _fields(rendering: Rendering, output_tokens: int) -> dict[str, Any]:
 
 def prompt_for(
     rendering: Rendering,
-    table: list[bytes],
+    table: Table,
     *,
     content_key: str,
     block_size: int,

@@ -12,7 +12,7 @@ import os
 import statistics
 from collections.abc import Callable
 
-from tests.benchmarks import peers, wire_cases
+from tests.benchmarks import peers, replay_cases, wire_cases
 from tests.benchmarks.wire_cases import CLIENT_CORE, SERVER_CORE, Row
 
 CASES: dict[str, Callable[[], list[Row]]] = {
@@ -20,6 +20,9 @@ CASES: dict[str, Callable[[], list[Row]]] = {
     "chunks": wire_cases.chunks_per_second,
     "truth-64": wire_cases.truth_64,
     "truth-256": wire_cases.truth_256,
+    "bodies": replay_cases.bodies,
+    "corpus": replay_cases.big_corpus,
+    "real": replay_cases.real_sessions,
 }
 
 

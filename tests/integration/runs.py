@@ -16,22 +16,41 @@ GPUS = {"count": 1, "kind": "emulated", "layout": {"tp": 1}}
 
 
 def experiment(
-    *, workload: dict[str, Any] | None = None, emulator: dict[str, Any] | None = None,
-    candidate: dict[str, Any] | None = None, **changes: Any,
+    *,
+    workload: dict[str, Any] | None = None,
+    emulator: dict[str, Any] | None = None,
+    candidate: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Experiment:
     """Both backends the toy emulator, 20 times faster than real; ``candidate`` overrides its backend's keys."""
     server = {"profile": "toy", "time_scale": 20, **(emulator or {})}
-    replay = {"lanes": 4, "seed": 3, "pause_cap_s": 0.05, "ramp_s": 0.05, "order": "AB",
-              "warmup": {"requests": 2, "seconds": 20}, **changes.pop("replay", {})}
-    return experiment_of({
-        "name": "test", "model": "emulated", "workload": workload or {"demo": True}, "replay": replay,
-        "backends": {
-            "baseline": {"emulator": server, "decode_backend": "auto", "gpus": GPUS},
-            "candidate": {"emulator": server, "decode_backend": "latency_specialized", "gpus": GPUS,
-                          **(candidate or {})},
-        },
-        **changes,
-    })
+    replay = {
+        "lanes": 4,
+        "seed": 3,
+        "pause_cap_s": 0.05,
+        "ramp_s": 0.05,
+        "order": "AB",
+        "warmup": {"requests": 2, "seconds": 20},
+        **changes.pop("replay", {}),
+    }
+    return experiment_of(
+        {
+            "name": "test",
+            "model": "emulated",
+            "workload": workload or {"demo": True},
+            "replay": replay,
+            "backends": {
+                "baseline": {"emulator": server, "decode_backend": "auto", "gpus": GPUS},
+                "candidate": {
+                    "emulator": server,
+                    "decode_backend": "latency_specialized",
+                    "gpus": GPUS,
+                    **(candidate or {}),
+                },
+            },
+            **changes,
+        }
+    )
 
 
 def run(described: Experiment, folder: Path, *, allow_unmatched: bool = False) -> Path:

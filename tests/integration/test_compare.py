@@ -166,7 +166,9 @@ def test_kill_9_in_mid_block_then_resume(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(described.model_dump(mode="json")))
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "decodegate", "compare", str(file), "--run", str(folder)], stdout=out, stderr=out,
+            [sys.executable, "-m", "decodegate", "compare", str(file), "--run", str(folder)],
+            stdout=out,
+            stderr=out,
         )
         try:
             deadline = time.monotonic() + 120

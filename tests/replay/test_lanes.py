@@ -22,8 +22,8 @@ class _NoBody:
     async def prepare(self) -> None:
         pass
 
-    def assemble(self, turn: Turn) -> tuple[bytes, str]:
-        return b"", ""
+    def assemble(self, turn: Turn) -> tuple[list[bytes], str]:
+        return [], ""
 
 
 def turn(pause: float = 0.0, joins: list[int] | None = None, offset: float = 0.0, fate: str = "send") -> Turn:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.outcomes import Api, Outcome, outcome, outcome_sliced, outcome_steps
+from replay.outcomes import Outcome, outcome, outcome_sliced, outcome_steps
+from replay.replies import Api
 from replay.wire import Exchange, Limits
 from tests.scripted_server import DONE, FIN, ROLE, USE, C, chunk, event, usage
 
@@ -23,7 +25,7 @@ Timed = list[tuple[float, bytes]]
 
 
 def exchange_of(
-    pieces: Timed,
+    pieces: Sequence[tuple[float, bytes]],
     *,
     status: int | None = 200,
     content_type: str = "text/event-stream; charset=utf-8",
@@ -52,7 +54,7 @@ def exchange_of(
 
 
 def judge(
-    pieces: Timed,
+    pieces: Sequence[tuple[float, bytes]],
     asked: int = 20,
     *,
     api: Api = "chat",
@@ -448,7 +450,8 @@ def test_estimated_tokens_sum_to_the_total_in_proportion_to_text(sizes: list[int
 
 def test_reasoning_counted_outside_is_added_and_noted() -> None:
     details = {"completion_tokens_details": {"reasoning_tokens": 10}}
-    pieces: Timed = [(100 + n, chunk({"reasoning": "a"})) for n in range(10)] + [(200 + n, C("b")) for n in range(5)]
+    pieces: Timed = [(100 + n, chunk({"reasoning": "a"})) for n in range(10)]
+    pieces += [(200 + n, C("b")) for n in range(5)]
     outside = judge([*pieces, (300, FIN("length") + USE(9, 5, **details) + DONE)], 15)
     assert (outside.output_tokens, outside.reasoning_tokens, outside.status) == (15, 10, "ok")
     assert any("outside" in note for note in outside.notes)

@@ -51,7 +51,8 @@ def ask(wire: Wire, body: bytes | list[bytes] = b'{"model":"m"}') -> Coroutine[A
 
 
 def one(server: ScriptedServer, limits: Limits | None = None, **more: Any) -> Exchange:
-    return use(server, ask, limits, **more)
+    exchange: Exchange = use(server, ask, limits, **more)
+    return exchange
 
 
 def judged(exchange: Exchange, asked: int = 1, limits: Limits | None = None) -> Outcome:

@@ -40,7 +40,7 @@ def turn(p: Prompt, keep: int, new: list[int], tokens: int, output: int = 10) ->
     for _ in p.render():
         pass
     body, digest = p.body(output)
-    return json.loads(body), digest
+    return json.loads(b"".join(body)), digest
 
 
 def chat_length(body: dict[str, Any]) -> int:
@@ -159,7 +159,7 @@ def test_prompts_share_a_prefix_exactly_as_long_as_their_blocks_do(
             continue
         for _ in p.render():
             pass
-        ids = json.loads(p.body(output)[0])["prompt"]
+        ids = json.loads(b"".join(p.body(output)[0]))["prompt"]
         assert len(ids) == tokens
         assert ids[:shared] == before[:shared]
         before, shared, sent = ids, tokens, True

@@ -59,6 +59,6 @@ def records(path: Path, notes: Notes) -> Iterator[Record]:
             notes.add("unreadable file skipped", f"{file}: {error.strerror}")
 
 
-def sample(path: Path, count: int = 8) -> list[Record]:
+def sample(path: Path, count: int = 8) -> Iterator[Record]:
     """The first few records, for finding out what format they have."""
-    return list(islice(records(path, Notes()), count))
+    return islice(records(path, Notes()), count)

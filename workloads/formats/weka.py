@@ -49,6 +49,12 @@ class _Session(msgspec.Struct):
     hash_id_scope: str | None = "local"
     tool_tokens: Size | None = None
     system_tokens: Size | None = None
+    models: msgspec.Raw = msgspec.Raw()
+    totals: msgspec.Raw = msgspec.Raw()
+
+
+class _KnownSession(_Session, forbid_unknown_fields=True):
+    """A session without surprises: the usual case, in one pass over the bytes."""
 
 
 class _Row(msgspec.Struct, rename={"input": "in", "output": "out"}):
@@ -72,13 +78,14 @@ class _Row(msgspec.Struct, rename={"input": "in", "output": "out"}):
     status: str | None = None
 
 
-SESSION_KEYS = frozenset({*(f.encode_name for f in msgspec.structs.fields(_Session)), "models", "totals"})
+SESSION_KEYS = frozenset(_Session.__struct_encode_fields__)
 ROW_KEYS = frozenset(
-    {*(f.encode_name for f in msgspec.structs.fields(_Row)), "hash_ids", "requests", "output_types", "think_time"}
+    {*_Row.__struct_encode_fields__, "hash_ids", "requests", "output_types", "think_time"}
     | {"total_tokens", "tool_use_count", "models", "tool_tokens", "system_tokens", "totals"}
 )
 CALLS = frozenset({"n", "s"})
 
+_decode_known_session = msgspec.json.Decoder(_KnownSession).decode
 _decode_session = msgspec.json.Decoder(_Session).decode
 _decode_row = msgspec.json.Decoder(_Row).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -180,10 +187,14 @@ def trace(data: bytes, where: str, notes: Notes, *, clock: Clock = "auto") -> Tr
 
     Raises msgspec.MsgspecError, with the byte or the JSON path at fault, if it is not a session of this format.
     """
-    session = _decode_session(data)
     reading = _Reading(where, notes)
-    for key in _decode_fields(data).keys() - SESSION_KEYS:
-        reading.note(f"unknown session key {key!r} ignored")
+    session: _Session
+    try:
+        session = _decode_known_session(data)
+    except msgspec.ValidationError:
+        session = _decode_session(data)
+        for key in _decode_fields(data).keys() - SESSION_KEYS:
+            reading.note(f"unknown session key {key!r} ignored")
     nodes = _nodes(reading, session.requests, "$.requests")
     relative = clock == "relative" or (clock == "auto" and _relative(nodes))
     main = _agent(reading, nodes, _Row(type="subagent", t=0.0, subagent_type="main"), 0.0, 0, session, relative)
