@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import secrets
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,6 +94,7 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
         unmatched_reasons=reasons,
         emulated=experiment.emulated,
         workers=experiment.replay.workers,
+        salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
         time_scale=_time_scale(experiment),
     )
     rundir.write_json(run / "manifest.json", manifest)
@@ -126,24 +128,25 @@ def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell
         kept = rundir.set_aside(rundir.block_folder(run, index, name))
         if kept is not None:
             tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
-        _run_block(experiment, run, plan, rendering, index, name, len(manifest.order), tell)
+        _run_block(experiment, run, plan, rendering, manifest, index, tell)
 
 
 def _run_block(
-    experiment: Experiment, run: Path, plan: Plan, rendering: Rendering, index: int, name: str, blocks: int, tell: Tell
+    experiment: Experiment, run: Path, plan: Plan, rendering: Rendering, manifest: Manifest, index: int, tell: Tell
 ) -> None:
+    name, blocks, salt = manifest.order[index - 1], len(manifest.order), f"{manifest.salt}/{index}"
     folder = rundir.block_folder(run, index, name)
     folder.mkdir(parents=True)
     planned = plan.turns.get("send", 0)
     with backends.running(experiment, name, folder / "server") as url:
-        crew = Crew(_assignments(experiment, run, folder, plan, rendering, index, name, url))
+        crew = Crew(_assignments(experiment, run, folder, plan, rendering, name, url, salt))
         try:
             ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
             start_ns = time.monotonic_ns() + _START_DELAY_NS
             block = Block(
                 index=index,
                 backend=name,
-                salt=str(index),
+                salt=salt,
                 started_unix_s=time.time() + _START_DELAY_NS / 1e9,
                 started_ns=start_ns,
                 warmup_s=max(message.warmup_s for message in ready),
@@ -179,7 +182,7 @@ def _run_block(
 
 
 def _assignments(
-    experiment: Experiment, run: Path, folder: Path, plan: Plan, rendering: Rendering, index: int, name: str, url: str
+    experiment: Experiment, run: Path, folder: Path, plan: Plan, rendering: Rendering, name: str, url: str, salt: str
 ) -> list[Assignment]:
     """The block's lanes dealt out over worker processes."""
     replay = experiment.replay
@@ -194,7 +197,7 @@ def _assignments(
             headers=getattr(experiment.backends, name).headers,
             rendering=msgspec.structs.replace(rendering, model=model_name(experiment, name)),
             limits=wire_limits(experiment),
-            block_salt=str(index),
+            block_salt=salt,
             end_session_on_failure=replay.on_failure == "end_session",
             max_in_flight=replay.max_in_flight,
             warmup_requests=len(range(number, replay.warmup.requests, count)),

@@ -119,6 +119,10 @@ class Replay(_Model):
     """Open loop: most requests in flight per worker; later ones wait (their wait counts in the latency)."""
     start: tuple[float, float] = (0.0, 0.0)
     """Each lane's first session starts at a turn drawn evenly from this share of its main agent's turns."""
+    salt: str | None = None
+    """Any text; with seed, block and session it makes the salt that keeps prompts of different blocks out of each
+    other's cache. Left out: a fresh one for every run, so that a server may still hold an earlier run. Name the one
+    in an earlier run's manifest.json to send that run's exact bytes again."""
     ramp_s: float = Field(1.0, ge=0)
     """Lanes start spread over so many seconds, not all in one instant."""
     on_failure: Literal["continue", "end_session"] = "continue"

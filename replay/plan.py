@@ -76,7 +76,9 @@ def build_plan(
     with sessions_file.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if len(chosen) < len(sketches):
-        lost["session beyond workload.sessions"] = len(sketches) - len(chosen)
+        beyond = set(range(len(sketches))) - set(chosen)
+        lost["session beyond workload.sessions"] = len(beyond)
+        lost["turns of a session beyond workload.sessions"] = sum(sum(sketches[n].turns.values()) for n in beyond)
     plan = Plan(
         seed=replay.seed,
         mode=replay.mode,
@@ -172,7 +174,7 @@ def _planned(
     if max_context is not None and workload.over_context == "drop":
         over = any(_context(turn, workload) > max_context for stream in trace.streams for turn in stream.turns)
         if over:
-            lost["session over max_context"] = lost.get("session over max_context", 0) + 1
+            _lose(lost, "session over max_context", trace)
             return None
     ideal = _ideal_cached(trace)
     streams: list[Stream] = []
@@ -193,7 +195,7 @@ def _planned(
             )
         )
     if all(turn.fate == "cut" for turn in streams[0].turns):
-        lost["session with its first turn over a limit"] = lost.get("session with its first turn over a limit", 0) + 1
+        _lose(lost, "session with its first turn over a limit", trace)
         return None
     key = trace.id if trace.scope == "local" else "global"
     return Session(
@@ -203,6 +205,13 @@ def _planned(
         streams=streams,
         system_tokens=trace.system_tokens,
     )
+
+
+def _lose(lost: dict[str, int], reason: str, trace: traces.Trace) -> None:
+    """Count a session that is left out as a whole, and its turns, so that every recorded turn stays accounted for."""
+    turns = sum(len(stream.turns) for stream in trace.streams)
+    lost[reason] = lost.get(reason, 0) + 1
+    lost[f"turns of a {reason}"] = lost.get(f"turns of a {reason}", 0) + turns
 
 
 def _planned_turns(

@@ -97,8 +97,8 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
         findings.append(
             Finding(
                 "ok",
-                f"{wire.url}: chat template adds {template.first} tokens to a first message, "
-                f"{template.pair} to each further pair, {template.system} to a system message",
+                f"{wire.url}: chat template adds {template.first} tokens to a first message ({template.with_system} "
+                f"with a system message), {template.pair} to each further pair",
             )
         )
     rendering = msgspec.structs.replace(rendering, template=template)
@@ -253,14 +253,14 @@ async def _template(wire: Wire, rendering: Rendering) -> Template:
         return reply.input_tokens - inputs[-1]
 
     first = await added([64])
+    with_system = await added([96], system=32)
     pair = await added([64, 128]) - first
-    system = await added([96], system=32) - first
-    if min(first, pair, system) < 0 or max(first, pair, system) > 2_000:
+    if min(first, with_system, pair) < 0 or max(first, with_system, pair) > 2_000:
         raise UserError(
-            f"{wire.url}: the chat template seems to add {first}, {pair} and {system} tokens, which cannot be: does "
-            "tokenizer belong to the served model?"
+            f"{wire.url}: the chat template seems to add {first}, {with_system} and {pair} tokens, which cannot be: "
+            "does tokenizer belong to the served model?"
         )
-    return Template(first=first, system=system, pair=pair)
+    return Template(first=first, with_system=with_system, pair=pair)
 
 
 async def _lengths(wire: Wire, rendering: Rendering, max_model_len: int | None, findings: list[Finding]) -> None:

@@ -245,6 +245,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     unmatched_reasons: list[str]
     emulated: bool
     workers: int
+    salt: str = ""
+    """With seed, block, session and play: what the salts in the prompts are derived from."""
     time_scale: float = 1.0
     """Emulator only: how many times faster than the emulated hardware time runs."""
 

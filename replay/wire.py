@@ -31,7 +31,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Literal
@@ -137,7 +137,7 @@ class _Connection(ResponseHandler):
     def send(self, head: bytes, pieces: Sequence[bytes]) -> None:
         """Hand the request to the kernel, as far as it takes it at once."""
         self.sent_ns = self.progress_ns = time.monotonic_ns()
-        if self.transport is None:
+        if self.transport is None or self.transport.is_closing():
             self._failed("disconnected", "closed before sending")
         elif len(pieces) == 1 and len(pieces[0]) < 65536:
             self.transport.write(head + pieces[0])
@@ -317,21 +317,23 @@ class Wire:
             attempts += 1
             last = await self._attempt(head, pieces, cuts, new=reset_retries > 0)
             pool_wait_ns += last.pool_wait_ns
+            # Nothing is sent after a cut, so both ways back look whether there was one.
             if last.failure == "disconnected" and last.reused and not reset_retries:
-                reset_retries += 1
-                continue
-            if (
+                if cuts == self._cuts:
+                    reset_retries += 1
+                    continue
+            elif (
                 last.http_status in (429, 503)
                 and throttle_retries < self.limits.throttle_retries
                 and (wait_s := _retry_after_s(last.headers)) is not None
             ):
-                try:
+                with suppress(TimeoutError):
                     async with self._until_cut():
-                        await asyncio.sleep(min(wait_s, self.limits.throttle_wait_s))
+                        await asyncio.sleep(min(wait_s, self.limits.throttle_wait_s) if cuts == self._cuts else 0)
+                if cuts == self._cuts:
                     throttle_retries += 1
                     continue
-                except TimeoutError:
-                    last.failure, last.end_ns = self._cut_as, time.monotonic_ns()
+                last.failure, last.end_ns = self._cut_as, time.monotonic_ns()
             last.pool_wait_ns = pool_wait_ns
             last.attempts, last.reset_retries, last.throttle_retries = attempts, reset_retries, throttle_retries
             return last
@@ -371,7 +373,8 @@ class Wire:
         self._cuts += 1
         self._cut_as = failure
         for scope in self._scopes:
-            scope.reschedule(self._loop.time())
+            if not scope.expired():
+                scope.reschedule(self._loop.time())
         for connection in list(self._busy):
             connection.give_up(failure)
 

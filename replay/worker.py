@@ -8,6 +8,7 @@ is gone, and ends the worker.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from multiprocessing.connection import Connection
@@ -156,6 +157,8 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
             barrier = _Barrier(len(assignment.lanes))
             lanes = [loop.create_task(play_lane(context, lane, barrier.arrive)) for lane in assignment.lanes]
             await _or_first_failure(barrier.passed, lanes)
+            gc.collect()
+            gc.freeze()  # what is there stays: a collection in mid-block would only delay stamps
             await wire.connect_ahead(len(lanes))
             send_message(pipe, Ready(warmed_s, warmed))
             start_ns = await start

@@ -1,4 +1,5 @@
-"""What the chunk files say: when tokens arrived, and the gaps between chunks. Memory stays bounded whatever their size."""
+"""What the chunk files say: when tokens arrived, and the gaps between chunks. Memory stays bounded whatever their
+size."""
 
 from __future__ import annotations
 
@@ -22,15 +23,16 @@ GAP_EDGES: Floats = np.geomspace(1e-6, 1e3, 2049)
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """Tokens by arrival time: ``tokens[i]`` arrived in the ``step_s`` seconds from ``i * step_s`` after the block's start."""
+    """Tokens by arrival time: ``tokens[i]`` arrived in the ``step_s`` seconds from ``i * step_s`` after the block's
+    start."""
 
     step_s: float
     tokens: Ints
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """Histogram of the gaps between consecutive chunks of one reply, per session: ``counts[session, bin of GAP_EDGES]``.
-    A gap has no fixed number of tokens, so it is never called ITL."""
+    """Histogram of the gaps between consecutive chunks of one reply, per session: ``counts[session, bin of
+    GAP_EDGES]``. A gap has no fixed number of tokens, so it is never called ITL."""
 
     counts: Ints
     shortest_s: float
@@ -38,7 +40,8 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 def _slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """(row number in ``rows``, t_ns, tokens) of every chunk of those rows, about _SLAB chunks at a time, rows never split."""
+    """(row number in ``rows``, t_ns, tokens) of every chunk of those rows, about _SLAB chunks at a time, rows never
+    split."""
     numbered = rows.select("file", "chunk_start", "chunk_count").with_row_index("row").filter(pl.col("chunk_count") > 0)
     for (file,), part in numbered.sort("file", "chunk_start").group_by("file", maintain_order=True):
         chunks = block.chunks[int(str(file))]
@@ -54,7 +57,8 @@ def _slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints,
 
 
 def arrivals(block: LoadedBlock, rows: pl.DataFrame, time_scale: float) -> Arrivals:
-    """Tokens of ``rows`` that arrived inside the block's measured window, in steps of 1 ms (coarser in blocks of many hours)."""
+    """Tokens of ``rows`` that arrived inside the block's measured window, in steps of 1 ms (coarser in blocks of many
+    hours)."""
     started, ended = block.block.started_ns, block.block.ended_ns
     assert ended is not None  # reports.run judges finished blocks only
     step_ns = max(1_000_000 / time_scale, (ended - started) / _MOST_BINS)

@@ -1,11 +1,12 @@
 """Per-request measures. Each is one function whose docstring is the formula that the report prints.
 
-Names in the formulas: `due` is when the plan said to send, `sent` when the request was handed to the connection, `first` and
-`last` the arrivals of the first and last output of any kind, `answer` the first that is answer text or a tool call, `O` the
-output tokens (reasoning included), `c1` the tokens of the first chunk, `I` the input tokens. Seconds are the client's, times
-`time_scale` (1 unless an emulator ran faster than the hardware that it stands for).
+Names in the formulas: `due` is when the plan said to send, `sent` when the request was handed to the connection,
+`first` and `last` the arrivals of the first and last output of any kind, `answer` the first that is answer text or a
+tool call, `O` the output tokens (reasoning included), `c1` the tokens of the first chunk, `I` the input tokens.
+Seconds are the client's, times `time_scale` (1 unless an emulator ran faster than the hardware that it stands for).
 
-A request whose status is not ok is +infinity. Null means that an ok request has no such value; those are counted, never guessed.
+A request whose status is not ok is +infinity. Null means that an ok request has no such value; those are counted,
+never guessed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ INFINITY = float("inf")
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """A time per request or per token, in seconds; lower is better. ``rate`` names its inverse where that is what people read."""
+    """A time per request or per token, in seconds; lower is better. ``rate`` names its inverse where that is what
+    people read."""
 
     id: str
     label: str
@@ -41,7 +43,9 @@ def _measure(label: str, rate: str = "") -> Callable[[Callable[[], pl.Expr]], Ca
     def register(formula: Callable[[], pl.Expr]) -> Callable[[], pl.Expr]:
         name = formula.__name__
         ok_or_infinite = pl.when(pl.col("status") == "ok").then(formula()).otherwise(pl.lit(INFINITY)).alias(name)
-        MEASURES[name] = Measure(name, label, " ".join(inspect.cleandoc(formula.__doc__ or "").split()), ok_or_infinite, rate)
+        MEASURES[name] = Measure(
+            name, label, " ".join(inspect.cleandoc(formula.__doc__ or "").split()), ok_or_infinite, rate
+        )
         return formula
 
     return register
@@ -51,14 +55,19 @@ def _seconds(later: str, earlier: str) -> pl.Expr:
     return (pl.col(later) - pl.col(earlier)) * 1e-9 * pl.col("time_scale")
 
 
+def _end_from(start: str) -> pl.Expr:
+    return pl.coalesce(_seconds("last_token_ns", start), _seconds("end_ns", start))
+
+
 def _streamed(value: pl.Expr) -> pl.Expr:
     return pl.when(pl.col("streamed")).then(value)
 
 
 @_measure("ITL (decode s/token)", rate="Interactivity (decode rate)")
 def itl() -> pl.Expr:
-    """(last − first) / (O − c1). The time after the first chunk, over the tokens after the first chunk. Its inverse is the decode
-    rate, called interactivity. Needs a streamed reply, a token count, and tokens after the first chunk that took time."""
+    """(last − first) / (O − c1). The time after the first chunk, over the tokens after the first chunk. Its inverse
+    is the decode rate, called interactivity. Needs a streamed reply, a token count, and tokens after the first chunk
+    that took time."""
     tokens = pl.col("output") - pl.col("first_chunk_tokens")
     span = _seconds("last_token_ns", "first_token_ns")
     return pl.when(pl.col("streamed") & (tokens > 0) & (span > 0)).then(span / tokens)
@@ -66,8 +75,8 @@ def itl() -> pl.Expr:
 
 @_measure("E2E per token", rate="Output rate (end-to-end-normalised interactivity)")
 def e2e_per_token() -> pl.Expr:
-    """(last − due) / O. Waiting and prefill included. Its inverse is the output rate over the whole request, also called
-    end-to-end-normalised interactivity."""
+    """(last − due) / O. Waiting and prefill included. Its inverse is the output rate over the whole request, also
+    called end-to-end-normalised interactivity."""
     return pl.when(pl.col("output") > 0).then(_end_from("due_ns") / pl.col("output"))
 
 
@@ -85,13 +94,15 @@ def ttft_from_sent() -> pl.Expr:
 
 @_measure("TTFO")
 def ttfo() -> pl.Expr:
-    """answer − due. Time to the first answer text or tool call, thinking skipped; null for a reply that only thought."""
+    """answer − due. Time to the first answer text or tool call, thinking skipped; null for a reply that only
+    thought."""
     return _streamed(_seconds("first_answer_ns", "due_ns"))
 
 
 @_measure("TPOT (n−1 rule)")
 def tpot() -> pl.Expr:
-    """(last − first) / (O − 1). The field's other convention: where the first chunk holds several tokens it is too low."""
+    """(last − first) / (O − 1). The field's other convention: where the first chunk holds several tokens it is too
+    low."""
     return pl.when(pl.col("streamed") & (pl.col("output") > 1)).then(
         _seconds("last_token_ns", "first_token_ns") / (pl.col("output") - 1)
     )
@@ -109,15 +120,11 @@ def e2e_from_sent() -> pl.Expr:
     return _end_from("sent_ns")
 
 
-def _end_from(start: str) -> pl.Expr:
-    return pl.coalesce(_seconds("last_token_ns", start), _seconds("end_ns", start))
-
-
 def measured(requests: pl.DataFrame, time_scale: float, count_source: str | None) -> pl.DataFrame:
     """The measured requests (warm-up left out) with `output`, every measure, and `why_no_itl`.
 
-    ``count_source`` says whose token counts are used, "server" or "client": the two are never mixed in one statistic, so
-    a row that has only the other kind has no `output`.
+    ``count_source`` says whose token counts are used, "server" or "client": the two are never mixed in one statistic,
+    so a row that has only the other kind has no `output`.
     """
     counts = {"server": "output_tokens", "client": "output_tokens_client"}
     output = pl.col(counts[count_source]) if count_source else pl.lit(None, pl.Int64)
@@ -147,7 +154,9 @@ def count_source(requests: pl.DataFrame) -> str | None:
 
 def uncached_input(requests: pl.DataFrame) -> int | None:
     """Σ (I − cached tokens) over ok requests that report both; null if none does. Null is unknown, not 0."""
-    known = requests.filter((pl.col("status") == "ok") & pl.col("input_tokens").is_not_null() & pl.col("cached_tokens").is_not_null())
+    known = requests.filter(
+        (pl.col("status") == "ok") & pl.col("input_tokens").is_not_null() & pl.col("cached_tokens").is_not_null()
+    )
     return int((known["input_tokens"] - known["cached_tokens"]).sum()) if len(known) else None
 
 

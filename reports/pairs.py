@@ -14,7 +14,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """``rows`` holds each pair once per block (columns of reports.measures.measured, plus `block`), sorted by block and key."""
+    """``rows`` holds each pair once per block (columns of reports.measures.measured, plus `block`), sorted by block
+    and key."""
 
     rows: pl.DataFrame
     count: int
@@ -27,8 +28,8 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 def pair_up(requests: pl.DataFrame, blocks: int, planned: int) -> Pairs:
-    """Keep the turns, known by (session, play, stream, turn), whose status is ok in each of the ``blocks``. ``planned``: turns that
-    the plan sends in a block."""
+    """Keep the turns, known by (session, play, stream, turn), whose status is ok in each of the ``blocks``.
+    ``planned``: turns that the plan sends in a block."""
     rows = _in_every_block(requests.filter(pl.col("status") == "ok"), blocks)
     return Pairs(rows, len(rows) // blocks, planned)
 

@@ -1,4 +1,5 @@
-"""Was the sample large enough? An accuracy floor judged with exact binomial bounds, and the sample that would be needed."""
+"""Was the sample large enough? An accuracy floor judged with exact binomial bounds, and the sample that would be
+needed."""
 
 from __future__ import annotations
 
@@ -22,17 +23,22 @@ class FloorJudgement(msgspec.Struct, frozen=True):
 
 
 def judge_floor(right: int, n: int, floor: float, *, confidence: float = 0.95, power: float = 0.8) -> FloorJudgement:
-    """``right`` of ``n`` against a floor: PASS if the lower Clopper-Pearson bound reaches it, FAIL if the upper one stays below it,
-    otherwise INCONCLUSIVE. Raises ValueError for counts or shares out of range."""
+    """``right`` of ``n`` against a floor: PASS if the lower Clopper-Pearson bound reaches it, FAIL if the upper one
+    stays below it, otherwise INCONCLUSIVE. Raises ValueError for counts or shares out of range."""
     if not 0 <= right <= n or n < 1 or not 0 < floor < 1 or not 0 < confidence < 1 or not 0 < power < 1:
         raise ValueError("needs 0 <= right <= n, n >= 1, and floor, confidence and power between 0 and 1")
     low, high = _lower(right, n, confidence), 1 - _lower(n - right, n, confidence)
-    outcome: Literal["PASS", "FAIL", "INCONCLUSIVE"] = "PASS" if low >= floor else "FAIL" if high < floor else "INCONCLUSIVE"
-    return FloorJudgement(outcome, right / n, low, high, questions_needed(right / n, floor, confidence=confidence, power=power))
+    outcome: Literal["PASS", "FAIL", "INCONCLUSIVE"] = (
+        "PASS" if low >= floor else "FAIL" if high < floor else "INCONCLUSIVE"
+    )
+    return FloorJudgement(
+        outcome, right / n, low, high, questions_needed(right / n, floor, confidence=confidence, power=power)
+    )
 
 
 def questions_needed(rate: float, floor: float, *, confidence: float = 0.95, power: float = 0.8) -> int | None:
-    """Smallest n at which a true ``rate`` is told from ``floor`` with probability ``power`` (exact binomial), or null."""
+    """Smallest n at which a true ``rate`` is told from ``floor`` with probability ``power`` (exact binomial), or
+    null."""
     if rate == floor:
         return None
     if rate < floor:  # telling that it is below is the mirror image of telling that it is above
@@ -47,7 +53,9 @@ def questions_needed(rate: float, floor: float, *, confidence: float = 0.95, pow
         if high > 1_000_000:
             return None
     low = high // 2
-    while high - low > 1:  # power is a saw-tooth in n: bisection lands on a tooth, the short walk back on its first edge
+    while (
+        high - low > 1
+    ):  # power is a saw-tooth in n: bisection lands on a tooth, the short walk back on its first edge
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
     return next(n for n in range(max(1, int(high * 0.9)), high + 1) if enough(n))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, Plan, RequestRecord, Session
+from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, Plan, RequestRecord
 from workloads.errors import UserError
 
 _BATCH = 10_000  # records decoded to Python objects at a time
@@ -23,7 +22,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class LoadedBlock(msgspec.Struct, frozen=True):
-    """One finished block. ``requests`` has the fields of RequestRecord as columns and ``file``, an index into ``chunks``."""
+    """One finished block. ``requests`` has the fields of RequestRecord as columns and ``file``, an index into
+    ``chunks``."""
 
     block: Block
     name: str
@@ -67,7 +67,9 @@ def load(path: Path) -> Run:
     plan = _read(path / "plan.json", Plan)
     for name, digest in (("plan.json", manifest.plan_digest), ("sessions.jsonl", plan.sessions_digest)):
         if not digest.endswith(_sha256(path / name)):
-            notes.append(f"{name} is not the file whose digest was recorded ({digest[:23]}...): it was changed afterwards")
+            notes.append(
+                f"{name} is not the file whose digest was recorded ({digest[:23]}...): it was changed afterwards"
+            )
     blocks: list[LoadedBlock] = []
     set_aside: list[SetAside] = []
     for folder in sorted((path / "blocks").glob("*"), key=_measured_order):
@@ -91,21 +93,6 @@ def load(path: Path) -> Run:
         what = f"{len(set_aside)} unfinished" if set_aside else "no"
         raise UserError(f"{path} holds {what} block(s) and nothing to judge: finish it with compare --resume")
     return Run(path, manifest, plan, blocks, set_aside, notes)
-
-
-def sessions(run: Run) -> Iterator[Session]:
-    """The planned sessions, one at a time, in the order of Play.session. Raises UserError for a damaged line."""
-    decode = msgspec.json.Decoder(Session).decode
-    file = run.path / "sessions.jsonl"
-    try:
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    yield decode(line)
-                except msgspec.MsgspecError as error:
-                    raise UserError(f"{file}:{number} is damaged: {error}") from None
-    except FileNotFoundError:
-        raise UserError(f"{run.path} has no sessions.jsonl: the plan is not complete") from None
 
 
 def _read(path: Path, schema: type[T]) -> T:
@@ -136,7 +123,9 @@ def _measured_order(folder: Path) -> tuple[int, str]:
 
 
 def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
-    frames, chunks, health = [], [], []
+    frames: list[pl.DataFrame] = []
+    chunks: list[npt.NDArray[Any]] = []
+    health: list[pl.DataFrame] = []
     for file in sorted(folder.glob("w*.requests.jsonl")):
         worker = file.name.split(".")[0]
         mapped = _map_chunks(folder / f"{worker}.chunks.bin")
@@ -144,7 +133,9 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
         within = pl.col("chunk_start") + pl.col("chunk_count") <= len(mapped)
         kept = frame.filter(within)
         if len(kept) < len(frame):
-            notes.append(f"{folder.name}/{file.name}: {len(frame) - len(kept)} rows dropped, their chunks are not in the file")
+            notes.append(
+                f"{folder.name}/{file.name}: {len(frame) - len(kept)} rows dropped, their chunks are not in the file"
+            )
         frames.append(kept.with_columns(file=pl.lit(len(chunks), pl.Int64)))
         chunks.append(mapped)
         if (samples := folder / f"{worker}.health.jsonl").exists():
@@ -160,7 +151,8 @@ def _map_chunks(path: Path) -> npt.NDArray[Any]:
 
 
 def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> pl.DataFrame:
-    """A JSONL file as a frame. A last line that was torn by a kill is dropped and noted; damage elsewhere is an error."""
+    """A JSONL file as a frame. A last line that was torn by a kill is dropped and noted; damage elsewhere is an
+    error."""
     decode = msgspec.json.Decoder(schema).decode
     frames: list[pl.DataFrame] = []
     batch: list[msgspec.Struct] = []
@@ -172,7 +164,9 @@ def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> p
                 if not line.endswith(b"\n") or not lines.readline():
                     notes.append(f"{path.parent.name}/{path.name}: torn last line ({number}) dropped")
                     break
-                raise UserError(f"{path}:{number} is damaged: {error}. Move the block's folder away to judge the rest") from None
+                raise UserError(
+                    f"{path}:{number} is damaged: {error}. Move the block's folder away to judge the rest"
+                ) from None
             if len(batch) == _BATCH:
                 frames.append(_frame(batch, schema))
                 batch = []

@@ -32,7 +32,7 @@ PATHS: dict[Api, str] = {
 }
 
 SALT_TOKENS = 8
-"""Length of the salt; it takes the place of a session's first tokens, so lengths stay as recorded."""
+"""Length of the salt; it takes the place of the first content tokens of each stream, so lengths stay as recorded."""
 
 _TOKENS_PER_SLICE = 8_192
 """Tokens rendered between two chances for the event loop: about half a millisecond of work."""
@@ -42,14 +42,15 @@ Table = npt.NDArray[np.bytes_]
 
 
 class Template(msgspec.Struct, frozen=True):
-    """Tokens that a server's chat template adds, measured with probes (replay/check.py).
+    """Tokens that a server's chat template adds, measured with probes (replay/probes.py).
 
-    ``first``: a prompt of one user message, generation prompt included. ``system``: one system message more.
-    ``pair``: one assistant and one user message more.
+    ``first``: to a prompt of one user message, generation prompt included. ``with_system``: to one of a system and a
+    user message (it may be less: some templates put in a system message of their own where there is none).
+    ``pair``: to each assistant and user message more.
     """
 
     first: int = 0
-    system: int = 0
+    with_system: int = 0
     pair: int = 0
 
 
@@ -175,14 +176,17 @@ class Prompt:
             self._add("user", 0, self._end(), self._input)
             return
         template = self._rendering.template
-        half = template.pair // 2
+        half, system = template.pair // 2, template.with_system // 2
         if not self._pieces and self._system_tokens:
             # leave room for at least one token of a user message after it
-            end = min(self._system_tokens, self._input - template.first - 1)
-            if end > template.system:
-                self._add("system", template.system, 0, end)
+            end = min(self._system_tokens, self._input - (template.with_system - system) - 1)
+            if end > system:
+                self._add("system", system, 0, end)
         has_user = any(piece.role == "user" for piece in self._pieces)
-        user_room = (template.pair - half if has_user else template.first) + 1
+        if has_user:
+            user_room = template.pair - half + 1
+        else:
+            user_room = (template.with_system - system if self._pieces else template.first) + 1
         if not self._rewound and has_user and self._pieces[-1].role == "user":
             # the reply to the previous turn stands between it and what is new
             end = min(self._end() + self._reply, self._input - user_room)
@@ -228,11 +232,11 @@ class Prompt:
 
     def _fill(self, piece: Piece) -> Iterator[None]:
         """Make the piece's bytes and digest."""
-        salt_end = min(len(self._salt), piece.end)
-        salted = self._salt[piece.content_start : salt_end]
-        parts = [_encoded(self._table, salted)] if salted else []
+        # the salt takes the place of the first tokens that are ours to choose, before any block can be shared
+        salt = self._salt[: piece.end - piece.content_start] if piece.start == 0 else []
+        parts = [_encoded(self._table, salt)] if salt else []
         digest = hashlib.sha256(piece.role.encode() + b":")
-        start = max(piece.content_start, salt_end)
+        start = piece.content_start + len(salt)
         size = self._block_size
         step = max(1, _TOKENS_PER_SLICE // size)
         for low in range(start // size, -(-piece.end // size), step):

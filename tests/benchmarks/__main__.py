@@ -20,6 +20,7 @@ CASES: dict[str, Callable[[], list[Row]]] = {
     "chunks": wire_cases.chunks_per_second,
     "truth-64": wire_cases.truth_64,
     "truth-256": wire_cases.truth_256,
+    "truth-emulator": replay_cases.emulator_truth,
     "bodies": replay_cases.bodies,
     "corpus": replay_cases.big_corpus,
     "real": replay_cases.real_sessions,

@@ -5,6 +5,7 @@ The last two start the command's own processes: parent, workers, run directory a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from typing import Any
 import psutil
 
 from replay.compare import run_blocks, start_run
+from replay.emulator.truth import read_emissions
 from replay.experiment import experiment_of
 from tests.benchmarks.wire_cases import CORES, Row, instant_server
 from tests.shared import TRACES
@@ -159,6 +161,48 @@ def real_sessions() -> list[Row]:
         return rows
 
 
+def emulator_truth() -> list[Row]:
+    """64 streams at the published Kimi K3 rates, against the emulator's emission log, on all cores."""
+    os.sched_setaffinity(0, CORES)
+    emulator = {"profile": "kimi-k3-tp16"}
+    described = {
+        "model": "emulated",
+        "workload": {
+            "synthetic": {"sessions": 64, "seed": 5, "input_scale": 0.02, "max_turns": 4, "subagent_share": 0.0},
+            "max_output": 300,
+        },
+        "replay": {"lanes": 64, "pause_cap_s": 0.2, "order": "AB", "warmup": {"requests": 4}},
+        "backends": {
+            name: {"emulator": emulator, "decode_backend": backend, "gpus": GPUS}
+            for name, backend in (("baseline", "auto"), ("candidate", "latency_specialized"))
+        },
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        _watched(described, run, skip_lengths=False)
+        rows: list[Row] = []
+        for block in sorted((run / "blocks").iterdir()):
+            truth = {emission.request_id: emission.emissions for emission in read_emissions(block / "server")}
+            rates, firsts, lags = [], [], []
+            for line in (block / "w0.requests.jsonl").read_text().splitlines():
+                record = json.loads(line)
+                emitted = truth[record["request_id"]]
+                if record["phase"] != "measured" or len(emitted) < 2:
+                    continue
+                seen = record["last_token_ns"] - record["first_token_ns"]
+                rates.append(abs(seen / (emitted[-1][0] - emitted[0][0]) - 1) * 100)
+                firsts.append((record["first_token_ns"] - emitted[0][0]) / 1e6)
+                lags.append((record["sent_ns"] - record["due_ns"]) / 1e6)
+            name = f"{len(rates)} requests, {block.name}"
+            rows += [
+                Row(f"decode rate error, median, {name}", statistics.median(rates), "%", 0.5, "less"),
+                Row(f"decode rate error, worst, {name}", max(rates), "%", 2.0, "less"),
+                Row(f"first token late, P99, {name}", statistics.quantiles(firsts, n=100)[98], "ms", 2.0, "less"),
+                Row(f"send lag, P99, {name}", statistics.quantiles(lags, n=100)[98], "ms", None, "less"),
+            ]
+        return rows
+
+
 def _watched(described: dict[str, Any], run: Path, *, skip_lengths: bool) -> tuple[float, float]:
     """Run a comparison in a child process; seconds until its first record, and the highest RSS of its tree, bytes."""
     spawn = multiprocessing.get_context("spawn")
@@ -170,10 +214,8 @@ def _watched(described: dict[str, Any], run: Path, *, skip_lengths: bool) -> tup
     def watch() -> None:
         root = psutil.Process(process.pid)
         while process.is_alive():
-            try:
+            with contextlib.suppress(psutil.Error):
                 peak[0] = max(peak[0], sum(p.memory_info().rss for p in [root, *root.children(recursive=True)]))
-            except psutil.Error:
-                pass
             time.sleep(0.05)
 
     watcher = threading.Thread(target=watch)
@@ -181,10 +223,8 @@ def _watched(described: dict[str, Any], run: Path, *, skip_lengths: bool) -> tup
     process.join()
     watcher.join()
     assert process.exitcode == 0
-    firsts = []
-    for file in (run / "blocks").glob("01-*/w*.requests.jsonl"):
-        for line in file.read_text().splitlines():
-            firsts.append(json.loads(line)["sent_ns"])
+    files = (run / "blocks").glob("01-*/w*.requests.jsonl")
+    firsts = [json.loads(line)["sent_ns"] for file in files for line in file.read_text().splitlines()]
     return (min(firsts) - started) / 1e9, peak[0]
 
 

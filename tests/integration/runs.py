@@ -20,9 +20,11 @@ def experiment(
     workload: dict[str, Any] | None = None,
     emulator: dict[str, Any] | None = None,
     candidate: dict[str, Any] | None = None,
+    both: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Experiment:
-    """Both backends the toy emulator, 20 times faster than real; ``candidate`` overrides its backend's keys."""
+    """Both backends the toy emulator, 20 times faster than real; ``candidate`` overrides its backend's keys,
+    ``both`` stands for both backends instead."""
     server = {"profile": "toy", "time_scale": 20, **(emulator or {})}
     replay = {
         "lanes": 4,
@@ -39,7 +41,9 @@ def experiment(
             "model": "emulated",
             "workload": workload or {"demo": True},
             "replay": replay,
-            "backends": {
+            "backends": {"baseline": both, "candidate": both}
+            if both
+            else {
                 "baseline": {"emulator": server, "decode_backend": "auto", "gpus": GPUS},
                 "candidate": {
                     "emulator": server,

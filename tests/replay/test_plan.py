@@ -126,7 +126,7 @@ def test_pauses_are_capped_alike_and_the_share_is_recorded(tmp_path: Path) -> No
     [
         ("cut", {"send": 5, "cut: over max_context": 1, "cut: after a turn over max_context": 1}, {}),
         ("skip", {"send": 6, "cut: over max_context": 1}, {}),
-        ("drop", {"send": 6}, {"session over max_context": 1}),
+        ("drop", {"send": 6}, {"session over max_context": 1, "turns of a session over max_context": 4}),
     ],
 )
 def test_over_context_policies_account_for_every_turn(
@@ -210,5 +210,5 @@ def test_open_loop_cuts_only_time_in_which_no_session_is_active(tmp_path: Path) 
 def test_workload_sessions_takes_a_seeded_part(tmp_path: Path) -> None:
     plan = build(tmp_path, [simple(f"t{i}") for i in range(6)], experiment({"sessions": 2}))
     assert sum(len(entries) for entries in plan.lanes) == 2
-    assert plan.lost == {"session beyond workload.sessions": 4}
+    assert plan.lost == {"session beyond workload.sessions": 4, "turns of a session beyond workload.sessions": 12}
     assert plan.turns == {"send": 6}

@@ -18,7 +18,8 @@ Floats = npt.NDArray[np.float64]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulated experiment looks like. Noise terms are standard deviations of the logarithm of seconds per token."""
+    """What a simulated experiment looks like. Noise terms are standard deviations of the logarithm of seconds per
+    token."""
 
     sessions: int = 24
     ratio: float = 1.3
@@ -64,10 +65,14 @@ def experiment(case: Case, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
     context = np.exp(rng.normal(0, 0.5, case.sessions))[session] * (0.3 + progress)  # in units of 100k tokens
     start = rng.uniform(0, 0.3, case.sessions)[session]
     minute = 10 * (start + (1 - start) * progress)  # inside its block; pauses are the same in every block
-    base = 0.005 * np.exp(rng.normal(0, case.session_effect, case.sessions))[session] * (1 + case.context_slope * context)
+    base = (
+        0.005 * np.exp(rng.normal(0, case.session_effect, case.sessions))[session] * (1 + case.context_slope * context)
+    )
     blocks = []
     for index, backend in enumerate(case.order):
-        noise = case.turn_noise * (rng.standard_t(3, len(session)) if case.heavy_tails else rng.normal(size=len(session)))
+        noise = case.turn_noise * (
+            rng.standard_t(3, len(session)) if case.heavy_tails else rng.normal(size=len(session))
+        )
         if case.heavy_tails:
             noise += (rng.random(len(session)) < 0.05) * rng.exponential(1, len(session))
         shared = rng.normal(0, case.session_block_noise, case.sessions)[session]

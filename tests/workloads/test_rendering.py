@@ -17,7 +17,7 @@ from workloads.rendering import SALT_TOKENS, Api, Prompt, Rendering, Template, p
 
 BLOCK = 16
 WORDS = Vocabulary(ids=list(range(1000, 1600)), words=[f" w{chr(97 + i % 26)}{chr(97 + i // 26)}" for i in range(600)])
-TEMPLATE = Template(first=9, system=5, pair=11)
+TEMPLATE = Template(first=30, with_system=14, pair=11)
 
 
 def prompt(api: Api, *, system: int = 0, salt: str = "1", session: str = "s") -> Prompt:
@@ -53,7 +53,7 @@ def chat_length(body: dict[str, Any]) -> int:
     users = sum(m["role"] == "user" for m in messages)
     assistants = sum(m["role"] == "assistant" for m in messages)
     assert users == assistants + 1
-    return words + system * TEMPLATE.system + TEMPLATE.first + assistants * TEMPLATE.pair
+    return words + (TEMPLATE.with_system if system else TEMPLATE.first) + assistants * TEMPLATE.pair
 
 
 def test_token_ids_have_the_planned_length_and_start_with_the_salt() -> None:
@@ -84,6 +84,22 @@ def test_a_rewind_renders_the_same_as_a_fresh_prompt() -> None:
     assert len(digest) == 16
 
 
+@pytest.mark.parametrize("api", ["chat", "anthropic"])
+@pytest.mark.parametrize("system", [0, 30])
+def test_the_first_message_starts_with_the_salt_whatever_the_template_adds(api: Api, system: int) -> None:
+    first, digest = turn(prompt(api, system=system, salt="1"), 0, list(range(5)), 80)
+    other, same = turn(prompt(api, system=system, salt="2"), 0, list(range(5)), 80)
+
+    def opening(body: dict[str, Any]) -> list[str]:
+        return str(body.get("system") or body["messages"][0]["content"]).split()
+
+    expected = [WORDS.words[i].strip() for i in salt_tokens(7, "1", "s", 0, SALT_TOKENS, 600)]
+    assert opening(first)[:SALT_TOKENS] == expected
+    assert opening(other)[:SALT_TOKENS] != expected
+    assert opening(other)[SALT_TOKENS:] == opening(first)[SALT_TOKENS:]
+    assert digest == same
+
+
 def test_salt_differs_between_blocks_but_the_digest_does_not() -> None:
     one, digest_one = turn(prompt("completions", salt="1"), 0, [1, 2], 32)
     two, digest_two = turn(prompt("completions", salt="2"), 0, [1, 2], 32)
@@ -108,7 +124,7 @@ def test_messages_add_up_to_the_planned_length(api: Api) -> None:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[tuple[int, list[int], int, int]]:
-    """Turns as (keep, new blocks, input, output), with growth, rewinds, shrinks, retries."""
+    """Turns as (keep, new blocks, input, output), with growth, rewinds, shrinks, retries; 33 tokens at the least."""
     turns = []
     blocks: list[int] = []
     fresh = 0

@@ -1,0 +1,457 @@
+"""From a run directory to everything that a report says, as plain data. Pure: the same directory gives the same
+analysis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from reports import chunks
+from reports.blocks import BlockSummary, summarise
+from reports.conclusion import Conclusion, conclude
+from reports.gates import GATES
+from reports.gates.gate import Evidence, Gate, Limits
+from reports.intervals import Effect, Estimate, NoiseFloor, effects, estimate, inverse, level, noise_floor, resample
+from reports.measures import KEY, MEASURES, Measure, count_source, measured
+from reports.pairs import Pairs, complete, pair_up
+from reports.run import LoadedBlock, Run, SetAside, load
+from reports.series import Series, context_points, distributions, pair_points, time_points
+
+PERCENTILES = [0.5, 0.9, 0.99]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One percentile of one measure. Levels are over all of a backend's turns, failures infinite, the mean over its
+    blocks; the effect is on pairs only."""
+
+    measure: str
+    label: str
+    percentile: str
+    unit: str
+    """"s" or "tok/s"."""
+    direction: str
+    baseline: Estimate
+    candidate: Estimate
+    effect: Effect | None
+
+
+class Headline(msgspec.Struct, frozen=True, kw_only=True):
+    """P90 interactivity by one of its two definitions, on pairs; tokens/s per user."""
+
+    id: str
+    label: str
+    definition: str
+    effect: Effect | None
+
+
+class BackendSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend over all its finished blocks. Rates are the mean over its blocks."""
+
+    name: str
+    role: str
+    decode_backend: str
+    emulated: bool
+    gpus: str | None
+    gpu_count: int | None
+    settings: dict[str, str | int | float | bool | None]
+    blocks: int
+    sent: int
+    ok: int
+    failures: dict[str, int]
+    without_itl: dict[str, int]
+    """Turns that are ok and have no decode rate, by reason: left out of ITL and interactivity, kept everywhere else."""
+    without_answer: int
+    """Turns that are ok and have no answer text (thinking only): left out of TTFO."""
+    count_source: str | None
+    token_sources: dict[str, int]
+    output_tokens_per_s: float | None
+    output_tokens_per_s_per_gpu: float | None
+    uncached_input_tokens_per_s: float | None
+    uncached_input_tokens_per_s_per_gpu: float | None
+    peak_tokens_in_a_second: int
+    cached_tokens: int | None
+    ideal_cached_tokens: int | None
+    achieved_cached_share: float | None
+    """Cached / ideal cached tokens."""
+    hit_rate: float | None
+    """Cached / input tokens of ok turns that report both."""
+    tokens_per_chunk: Estimate
+    """After the first chunk, on pairs: the acceptance length as the client sees it."""
+
+
+class PlanSummary(msgspec.Struct, frozen=True):
+    """What was planned, as far as a reader of the report needs it."""
+
+    lanes: int
+    mode: str
+    end: str
+    seed: int
+    api: str
+    sessions: int
+    pause_cap_s: float | None
+    pause_removed_share: float
+    turns: dict[str, int]
+    lost: dict[str, int]
+
+
+class PairSummary(msgspec.Struct, frozen=True):
+    """``with_itl``: pairs that have a decode rate in every block, which the headline is computed on."""
+
+    count: int
+    planned: int
+    coverage: float | None
+    with_itl: int
+    sessions: int
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a report says. JSON-able; holds no infinity and no NaN, nulls have their reason beside them."""
+
+    schema_version: int = 1
+    name: str
+    created_utc: str
+    decodegate_version: str
+    stamps: list[str]
+    """To be shown on every page and section."""
+    emulated: bool
+    time_scale: float
+    plan_digest: str
+    workload_digest: str
+    workload_source: str
+    conclusion: Conclusion
+    headlines: list[Headline]
+    noise: NoiseFloor
+    limits: Limits
+    gates: list[Gate]
+    backends: list[BackendSummary]
+    rows: list[Row]
+    pairs: PairSummary
+    blocks: list[BlockSummary]
+    set_aside: list[SetAside]
+    notes: list[str]
+    plan: PlanSummary
+    formulas: dict[str, str]
+    series: Series
+    versions: dict[str, str]
+    host: dict[str, str]
+
+
+def analyse(path: Path, limits: Limits | None = None) -> Analysis:
+    """Load a run directory and judge it. Raises UserError if there is nothing to judge."""
+    run = load(path)
+    return analyse_run(run, limits or Limits())
+
+
+def analyse_run(run: Run, limits: Limits) -> Analysis:
+    """Judge a loaded run."""
+    scale = run.manifest.time_scale
+    names = (run.manifest.backends[0].name, run.manifest.backends[1].name)
+    candidate = np.array([loaded.block.backend == names[1] for loaded in run.blocks])
+    notes = list(run.notes)
+    sources, requests = _requests(run, names, notes)
+    planned = run.plan.turns.get("send", 0) if run.plan.end == "work" else requests.select(KEY).n_unique()
+    both = bool(candidate.any() and not candidate.all())
+    pairs = pair_up(requests if both else requests.clear(), len(run.blocks), planned)
+    weights = resample(max(1, requests["session"].n_unique()))
+    by_block = [requests.filter(pl.col("block") == index) for index in range(len(run.blocks))]
+    arrived = [chunks.arrivals(loaded, rows, scale) for loaded, rows in zip(run.blocks, by_block, strict=True)]
+    blocks = [
+        summarise(loaded, rows, run.plan, tokens, scale)
+        for loaded, rows, tokens in zip(run.blocks, by_block, arrived, strict=True)
+    ]
+    rows = [row for measure in MEASURES.values() for row in _rows(measure, by_block, pairs, candidate, weights)]
+    rows += _gap_rows(run.blocks, by_block, candidate, weights, scale)
+    headlines = [
+        _headline(rows, "itl", "Decode", "1 / P90(ITL)"),
+        _headline(rows, "e2e_per_token", "End-to-end-normalised", "1 / P90(E2E / O)"),
+    ]
+    interactivity = headlines[0].effect
+    position = np.array([float(loaded.block.index) for loaded in run.blocks])
+    noise = noise_floor(interactivity.blocks if interactivity else [], candidate, position, limits.noise_multiple)
+    per_chunk = {name: _tokens_per_chunk(pairs, name, weights) for name in names}
+    evidence = Evidence(run, limits, requests, pairs, blocks, interactivity, noise, sources, per_chunk)
+    gates = [judge(evidence) for judge in GATES]
+    return Analysis(
+        name=run.manifest.name,
+        created_utc=run.manifest.created_utc,
+        decodegate_version=run.manifest.decodegate_version,
+        stamps=_stamps(run),
+        emulated=run.manifest.emulated,
+        time_scale=scale,
+        plan_digest=run.manifest.plan_digest,
+        workload_digest=run.manifest.workload_digest,
+        workload_source=run.manifest.workload_source,
+        conclusion=conclude(interactivity, gates),
+        headlines=headlines,
+        noise=noise,
+        limits=limits,
+        gates=gates,
+        backends=[_backend(evidence, index) for index in range(2)],
+        rows=rows,
+        pairs=_pair_summary(pairs, len(run.blocks)),
+        blocks=blocks,
+        set_aside=run.set_aside,
+        notes=notes,
+        plan=_plan(run),
+        formulas={measure.label: measure.formula for measure in MEASURES.values()} | _OTHER_FORMULAS,
+        series=Series(
+            itl=distributions(pairs, "itl", names, candidate),
+            ttft=distributions(pairs, "ttft", names, candidate),
+            pairs=pair_points(pairs, candidate),
+            contexts=context_points(pairs, names, candidate),
+            time=[
+                point
+                for loaded, tokens in zip(run.blocks, arrived, strict=True)
+                for point in time_points(loaded, tokens, scale)
+            ],
+        ),
+        versions=dict(sorted(run.manifest.versions.items())),
+        host=dict(sorted(run.manifest.host.items())),
+    )
+
+
+_OTHER_FORMULAS = {
+    "Chunk gap": "Time between the arrivals of consecutive chunks of one reply. A chunk may carry several tokens, so "
+    "this is not ITL. Read from a histogram with bins of 1 %.",
+    "Decode throughput": "Output tokens that arrived inside the measured window, whatever became of their request, "
+    "over its length; per GPU: over the GPU count too.",
+    "Uncached-input throughput": "Σ (I − cached tokens) over ok turns, over the length of the measured window. Cached "
+    "input is no work and is not counted as throughput.",
+    "Peak tokens in a second": "The most output tokens that arrived in any second (a window that slides by 1 ms): "
+    "tokens, not chunks.",
+    "Tokens per chunk": "Σ (O − c1) / Σ (chunks − 1) over pairs with several chunks.",
+    "Achieved / ideal cached": "Cached tokens by the server's report, over the tokens that an unlimited prefix cache, "
+    "isolated to this play of the session, would hold.",
+    "Percentile": "Linear interpolation at (n − 1)·p of the sorted values, per block. A backend's figure is the "
+    "arithmetic mean of that over its blocks, in time, so that a linear drift cancels in a balanced order. Rates are "
+    "inverted last.",
+}
+
+
+def _requests(run: Run, names: tuple[str, str], notes: list[str]) -> tuple[dict[str, str | None], pl.DataFrame]:
+    """Whose token counts each backend offers, and the measured turns of all finished blocks."""
+    by_name: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
+    for loaded in run.blocks:
+        by_name[loaded.block.backend].append(loaded.requests)
+    sources = {name: count_source(pl.concat(frames)) if frames else None for name, frames in by_name.items()}
+    frames = []
+    for index, loaded in enumerate(run.blocks):
+        name = loaded.block.backend
+        rows = measured(loaded.requests, run.manifest.time_scale, sources[name])
+        once = rows.unique(KEY, keep="last", maintain_order=True)
+        if len(once) < len(rows):
+            notes.append(f"{loaded.name}: {len(rows) - len(once)} turns were recorded twice; the last record counts")
+        frames.append(once.with_columns(block=pl.lit(index), backend=pl.lit(name), candidate=pl.lit(name == names[1])))
+    requests = pl.concat(frames)
+    numbers = requests.select(pl.col("session").unique().sort()).with_row_index("session_index")
+    requests = requests.join(
+        numbers.with_columns(pl.col("session_index").cast(pl.Int64)), on="session", maintain_order="left"
+    )
+    return sources, requests
+
+
+def _rows(
+    measure: Measure,
+    by_block: list[pl.DataFrame],
+    pairs: Pairs,
+    candidate: npt.NDArray[np.bool_],
+    weights: chunks.Floats,
+) -> list[Row]:
+    """A measure's percentiles: as a time, and as its rate where it has one."""
+    values = [_values(rows, measure.id) for rows in by_block]
+    sides = [[each for each, mine in zip(values, candidate, strict=True) if mine == side] for side in (False, True)]
+    levels = [level(blocks, weights, PERCENTILES) if blocks else [_nothing()] * len(PERCENTILES) for blocks in sides]
+    keys, paired = complete(pairs, measure.id, len(by_block))
+    session = keys["session_index"].to_numpy()
+
+    def table(rate: bool) -> list[Row]:
+        found = effects(paired, session, candidate, weights, PERCENTILES, rate=rate) if len(keys) else None
+        return [
+            Row(
+                measure=f"{measure.id}_rate" if rate else measure.id,
+                label=measure.rate if rate else measure.label,
+                percentile=_percentile(p),
+                unit="tok/s" if rate else "s",
+                direction=_direction(p, "higher" if rate else "lower"),
+                baseline=inverse(levels[0][index]) if rate else levels[0][index],
+                candidate=inverse(levels[1][index]) if rate else levels[1][index],
+                effect=found[index] if found else None,
+            )
+            for index, p in enumerate(PERCENTILES)
+        ]
+
+    return (table(rate=True) if measure.rate else []) + table(rate=False)
+
+
+def _gap_rows(
+    blocks: list[LoadedBlock],
+    by_block: list[pl.DataFrame],
+    candidate: npt.NDArray[np.bool_],
+    weights: chunks.Floats,
+    scale: float,
+) -> list[Row]:
+    sides: list[list[Estimate]] = []
+    for side in (False, True):
+        found, turns = [], np.zeros(weights.shape[1], np.int64)
+        for loaded, rows, mine in zip(blocks, by_block, candidate, strict=True):
+            if mine != side:
+                continue
+            ok = rows.filter((pl.col("status") == "ok") & pl.col("streamed"))
+            session = ok["session_index"].to_numpy()
+            histogram = chunks.gaps(loaded, ok, session, weights.shape[1], scale)
+            turns += np.bincount(session[ok["chunk_count"].to_numpy() > 1], minlength=weights.shape[1])
+            found.append([chunks.gap_quantile(histogram, weights, p) for p in PERCENTILES])
+        means = np.mean(found, axis=0) if found else np.full((len(PERCENTILES), len(weights)), np.nan)
+        sides.append([estimate(each, weights, turns) for each in means])
+    return [
+        Row(
+            measure="chunk_gap",
+            label="Chunk gap",
+            percentile=_percentile(p),
+            unit="s",
+            direction=_direction(p, "lower"),
+            baseline=sides[0][index],
+            candidate=sides[1][index],
+            effect=None,
+        )
+        for index, p in enumerate(PERCENTILES)
+    ]
+
+
+def _values(rows: pl.DataFrame, measure: str) -> tuple[chunks.Floats, chunks.Ints]:
+    known = rows.filter(pl.col(measure).is_not_null())
+    return known[measure].to_numpy().astype(np.float64), known["session_index"].to_numpy()
+
+
+def _nothing() -> Estimate:
+    return Estimate(None, None, None, 0, 0, "no finished block of this backend")
+
+
+def _percentile(p: float) -> str:
+    return f"P{p * 100:g}"
+
+
+def _direction(p: float, better: str) -> str:
+    """Which tail a percentile is. Rates are inverted times, so the slow tail is P90 and P99 for both."""
+    if p == 0.5:
+        return f"{better} is better; median"
+    at_least = "at least" if better == "higher" else "at most"
+    return f"{better} is better; slow tail: {p:.0%} of turns have {at_least} this"
+
+
+def _headline(rows: list[Row], measure: str, label: str, definition: str) -> Headline:
+    row = next(row for row in rows if row.measure == f"{measure}_rate" and row.percentile == "P90")
+    return Headline(id=measure, label=label, definition=definition, effect=row.effect)
+
+
+def _tokens_per_chunk(pairs: Pairs, name: str, weights: chunks.Floats) -> Estimate:
+    several = pairs.rows.filter(
+        (pl.col("backend") == name) & (pl.col("chunk_count") > 1) & (pl.col("output") > pl.col("first_chunk_tokens"))
+    )
+    session, size = several["session_index"].to_numpy(), weights.shape[1]
+    tokens = np.bincount(session, (several["output"] - several["first_chunk_tokens"]).to_numpy(), size)
+    later_chunks = np.bincount(session, several["chunk_count"].to_numpy() - 1, size)
+    with np.errstate(invalid="ignore"):
+        statistic = (weights @ tokens) / (weights @ later_chunks)
+    return estimate(statistic, weights, np.bincount(session, minlength=size))
+
+
+def _backend(evidence: Evidence, index: int) -> BackendSummary:
+    backend = evidence.run.manifest.backends[index]
+    blocks = [block for block in evidence.blocks if block.backend == backend.name]
+    rows = evidence.of(backend.name)
+    ok = rows.filter(pl.col("status") == "ok")
+    gpus = backend.gpus
+    count = gpus.count if gpus else None
+    known = ok.filter(pl.col("cached_tokens").is_not_null() & pl.col("input_tokens").is_not_null())
+    cached = _sum([block.cached_tokens for block in blocks])
+    ideal = _sum([block.ideal_cached_tokens for block in blocks])
+    rate = _mean([block.output_tokens_per_s for block in blocks])
+    uncached = _mean(
+        [
+            block.uncached_input_tokens / block.window_s
+            if block.uncached_input_tokens is not None and block.window_s > 0
+            else None
+            for block in blocks
+        ]
+    )
+    layout = ", ".join(f"{key}{value}" for key, value in sorted(gpus.layout.items())) if gpus else ""
+    return BackendSummary(
+        name=backend.name,
+        role=("baseline", "candidate")[index],
+        decode_backend=backend.decode_backend,
+        emulated=backend.emulated,
+        gpus=f"{gpus.count} x {gpus.kind}" + (f" ({layout})" if layout else "") if gpus else None,
+        gpu_count=count,
+        settings=dict(sorted(backend.settings.items())),
+        blocks=len(blocks),
+        sent=len(rows),
+        ok=len(ok),
+        failures=_counted(rows.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
+        without_itl=_counted(ok.filter(pl.col("itl").is_null()), pl.col("why_no_itl")),
+        without_answer=int(ok.filter(pl.col("streamed"))["ttfo"].null_count()),
+        count_source=evidence.count_sources[backend.name],
+        token_sources=_counted(ok, pl.col("token_source").fill_null("unknown")),
+        output_tokens_per_s=rate,
+        output_tokens_per_s_per_gpu=rate / count if rate is not None and count else None,
+        uncached_input_tokens_per_s=uncached,
+        uncached_input_tokens_per_s_per_gpu=uncached / count if uncached is not None and count else None,
+        peak_tokens_in_a_second=max((block.peak_tokens_in_a_second for block in blocks), default=0),
+        cached_tokens=cached,
+        ideal_cached_tokens=ideal,
+        achieved_cached_share=cached / ideal if cached is not None and ideal else None,
+        hit_rate=int(known["cached_tokens"].sum()) / int(known["input_tokens"].sum()) if len(known) else None,
+        tokens_per_chunk=evidence.tokens_per_chunk[backend.name],
+    )
+
+
+def _counted(rows: pl.DataFrame, by: pl.Expr) -> dict[str, int]:
+    counted = rows.group_by(by.alias("class")).len().sort(["len", "class"], descending=[True, False])
+    return {str(name): int(count) for name, count in counted.iter_rows()}
+
+
+def _sum(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _pair_summary(pairs: Pairs, blocks: int) -> PairSummary:
+    keys, _ = complete(pairs, "itl", blocks)
+    return PairSummary(pairs.count, pairs.planned, pairs.coverage, len(keys), keys["session_index"].n_unique())
+
+
+def _plan(run: Run) -> PlanSummary:
+    plan = run.plan
+    return PlanSummary(
+        lanes=len(plan.lanes),
+        mode=plan.mode,
+        end=plan.end,
+        seed=plan.seed,
+        api=plan.api,
+        sessions=plan.sessions,
+        pause_cap_s=plan.pause_cap_s,
+        pause_removed_share=plan.pause_removed_share,
+        turns=plan.turns,
+        lost=plan.lost,
+    )
+
+
+def _stamps(run: Run) -> list[str]:
+    stamps = []
+    if run.manifest.emulated:
+        faster = f", clock {run.manifest.time_scale:g} times as fast" if run.manifest.time_scale != 1 else ""
+        stamps.append(
+            f"EMULATED: these figures come from the embedded emulator{faster}; they say nothing about hardware"
+        )
+    if not run.manifest.matched_gpus:
+        stamps.append("not matched: does not isolate the decode path")
+    return stamps

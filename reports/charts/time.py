@@ -1,0 +1,83 @@
+"""What happened over time, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from reports.analysis import Analysis
+from reports.charts.chart import INK, MUTED, WIDTH, Chart, Drawn, colour, data
+
+_ROW_HEIGHT = 64
+
+
+def draw(analyses: Sequence[Analysis]) -> Drawn | None:
+    """For each block, in order: output tokens/s, and the requests in flight over the busy lanes."""
+    analysis = analyses[0]
+    blocks = list(dict.fromkeys(point.block for point in analysis.series.time))
+    if not blocks:
+        return None
+    longest = max(point.minute for point in analysis.series.time)
+    rates = [point.output_tokens_per_s for point in analysis.series.time]
+    lanes = [
+        lanes for point in analysis.series.time for lanes in (point.in_flight, point.busy_lanes) if lanes is not None
+    ]
+    legend = alt.Legend(title=None, orient="top", direction="horizontal")
+    rows = []
+    for block in blocks:
+        points = [point for point in analysis.series.time if point.block == block]
+        last = block == blocks[-1]
+        x = alt.X(
+            "minute:Q",
+            title="minutes" if last else None,
+            scale=alt.Scale(domain=[0, longest], nice=False),
+            axis=alt.Axis(labels=last),
+        )
+        state: list[dict[str, Any]] = [
+            {"minute": point.minute, "tokens": point.output_tokens_per_s, "backend": point.backend} for point in points
+        ]
+        title = alt.TitleParams(block, anchor="start", fontSize=11, fontWeight=500, color=INK, offset=4)
+        tokens = (
+            alt.Chart(data(state), title=title)
+            .mark_area(opacity=0.75, interpolate="step")
+            .encode(
+                x=x,
+                y=alt.Y("tokens:Q", title="tokens/s", scale=alt.Scale(domain=[0, max(max(rates), 1)]), axis=_few()),
+                color=colour(analysis).legend(None),  # the title above says whose block it is
+            )
+            .properties(width=WIDTH, height=_ROW_HEIGHT)
+        )
+        counts = [
+            {"minute": point.minute, "count": count, "what": what}
+            for point in points
+            for what, count in (("in flight", point.in_flight), ("busy lanes", point.busy_lanes))
+            if count is not None
+        ]
+        scale = alt.Scale(domain=["busy lanes", "in flight"], range=[MUTED, INK])
+        busy = (
+            alt.Chart(data(counts))
+            .mark_line(interpolate="step", strokeWidth=1.1)
+            .encode(
+                x=x,
+                y=alt.Y("count:Q", title="requests", scale=alt.Scale(domain=[0, max([*lanes, 1])]), axis=_few()),
+                color=alt.Color("what:N", scale=scale, legend=legend if block == blocks[0] else None),
+            )
+            .properties(width=WIDTH, height=_ROW_HEIGHT)
+        )
+        rows.append(alt.hconcat(tokens, busy).resolve_scale(color="independent"))
+    return alt.vconcat(*rows, spacing=6)
+
+
+def _few() -> alt.Axis:
+    return alt.Axis(tickCount=3)
+
+
+CHART = Chart(
+    "time",
+    "Over time",
+    "Left: output tokens per second by arrival. Right: requests in flight and lanes that are not in a pause. One row "
+    "per block, in the order measured.",
+    draw,
+)

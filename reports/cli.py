@@ -1,0 +1,73 @@
+"""The verb `report`: a run directory becomes report.html, report.md and report.json."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.markup import escape
+
+from reports.analysis import Analysis, analyse
+from reports.render import html, json, markdown, words
+
+_FILES = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
+
+
+def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
+    """Judge a run directory: write report.html, report.md and report.json, and print the conclusion.
+
+    Exit code 0, or 2 if the result is INCONCLUSIVE.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    more
+        Further runs of the same pair at other numbers of lanes: they add their points to the chart of throughput per
+        GPU against P90 interactivity.
+    output
+        Folder to write to, instead of the run directory.
+    """
+    analyses = [analyse(path) for path in (run, *more)]
+    folder = output or run
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, render in _FILES.items():
+        _replace(folder / name, render(analyses))
+    _print(analyses[0], folder)
+    return 2 if analyses[0].conclusion.outcome == "INCONCLUSIVE" else 0
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _print(analysis: Analysis, folder: Path) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for stamp in analysis.stamps:
+        console.print(f"[black on yellow] {escape(stamp)} [/]")
+    colour = {"candidate faster": "green", "candidate slower": "red", "INCONCLUSIVE": "red"}
+    outcome = analysis.conclusion.outcome
+    console.print(f"[bold {colour.get(outcome, 'default')}]{outcome}[/]  {escape(words.headline(analysis))}")
+    for line in analysis.headlines:
+        if line.effect:
+            sides = (
+                f"{backend.name} {words.level(estimate, 'tok/s')}"
+                for backend, estimate in zip(
+                    analysis.backends, (line.effect.baseline, line.effect.candidate), strict=True
+                )
+            )
+            console.print(f"  {line.label}, {line.definition}: {', '.join(sides)} tokens/s", markup=False)
+    for reason in analysis.conclusion.reasons:
+        console.print(f"  {reason}", markup=False)
+    passed = sum(gate.status == "pass" for gate in analysis.gates)
+    unknown = [gate.title for gate in analysis.gates if gate.status == "unknown"]
+    console.print(
+        f"  gates: {passed} of {len(analysis.gates)} pass" + (f"; unknown: {', '.join(unknown)}" if unknown else ""),
+        markup=False,
+    )
+    console.print(f"report: {folder / 'report.html'}", markup=False)

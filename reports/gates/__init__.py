@@ -1,0 +1,36 @@
+"""The gates, in the order of the report. To add one, write its file and list it here."""
+
+from __future__ import annotations
+
+from reports.gates import (
+    acceptance_parity,
+    balanced_order,
+    cache_parity,
+    client_health,
+    error_rate,
+    matched_gpus,
+    noise_floor,
+    pair_coverage,
+    path_proof,
+    prompt_length,
+    same_work,
+    token_source,
+    turns_accounted,
+)
+from reports.gates.gate import Judge
+
+GATES: list[Judge] = [
+    same_work.judge,
+    turns_accounted.judge,
+    pair_coverage.judge,
+    error_rate.judge,
+    matched_gpus.judge,
+    balanced_order.judge,
+    cache_parity.judge,
+    token_source.judge,
+    prompt_length.judge,
+    acceptance_parity.judge,
+    path_proof.judge,
+    noise_floor.judge,
+    client_health.judge,
+]

@@ -1,0 +1,70 @@
+"""The client was fast enough to measure what it claims to have measured."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from reports.blocks import window_samples
+from reports.gates.gate import Evidence, Gate, passing
+
+
+def judge(evidence: Evidence) -> Gate:
+    """Send lag: P99 of sent − due − wait for a connection − connecting, over turns sent at the first attempt; it goes
+    into TTFT. Loop lag: P90 over the seconds of the event loop's P99 lag; it goes into the decode time. Both are held
+    against medians measured here, in the client's own time. In a closed loop nothing may wait for a free connection
+    either."""
+    limits, scale = evidence.limits, evidence.run.manifest.time_scale
+    ok = evidence.requests.filter(pl.col("status") == "ok")
+    decode = ((ok["last_token_ns"] - ok["first_token_ns"]) * 1e-6).median()
+    ttft = ok["ttft_from_sent"].median()
+    numbers: dict[str, float | None] = {}
+    lags: list[float] = []
+    for name in evidence.names:
+        own = (
+            pl.col("sent_ns")
+            - pl.col("due_ns")
+            - pl.col("pool_wait_ns").fill_null(0)
+            - pl.col("connect_ns").fill_null(0)
+        )
+        first_tries = evidence.of(name).filter((pl.col("attempts") == 1) & (pl.col("status") == "ok"))
+        sending = first_tries.select((own * 1e-6).quantile(0.99, "linear")).item()
+        waiting = first_tries.select((pl.col("pool_wait_ns") * 1e-6).quantile(0.99, "linear")).item()
+        samples = [
+            each.select("loop_lag_ms_p99")
+            for loaded in evidence.run.blocks
+            if loaded.block.backend == name
+            for each in window_samples(loaded)
+        ]
+        looping = pl.concat(samples)["loop_lag_ms_p99"].quantile(0.9, "linear") if samples else None
+        numbers |= {f"{name}: send lag P99, ms": sending, f"{name}: loop lag P90, ms": looping}
+        if evidence.run.plan.mode == "closed":
+            numbers[f"{name}: connection wait P99, ms"] = waiting
+        lags += [lag for lag in (sending, waiting if evidence.run.plan.mode == "closed" else None) if lag is not None]
+    loops = [lag for name, lag in numbers.items() if "loop lag" in name and lag is not None]
+    if not lags or not loops or not isinstance(decode, float) or not isinstance(ttft, float):
+        return Gate(
+            id="client_health",
+            title="Client health",
+            status="unknown",
+            number=None,
+            limit=None,
+            unit="ms",
+            explanation="No completed turns, or no health samples, to judge the client by.",
+            numbers=numbers,
+        )
+    send_limit = max(limits.send_lag * ttft / scale * 1e3, limits.lag_floor_ms)
+    loop_limit = max(limits.loop_lag * decode, limits.lag_floor_ms)
+    good = max(lags) <= send_limit and max(loops) <= loop_limit
+    return Gate(
+        id="client_health",
+        title="Client health",
+        status=passing(good),
+        number=max(lags),
+        limit=send_limit,
+        unit="ms",
+        explanation=f"Send lag P99 (limit {limits.send_lag:.0%} of the median TTFT) and event-loop lag P90 "
+        f"{max(loops):.1f} ms (limit {loop_limit:.1f} ms, {limits.loop_lag:.0%} of the median decode time); at least "
+        f"{limits.lag_floor_ms:g} ms are allowed."
+        + ("" if good else " Use fewer lanes, more workers, or another host."),
+        numbers=numbers,
+    )

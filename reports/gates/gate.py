@@ -1,0 +1,99 @@
+"""What a gate is: a condition under which a comparison means what it says, with the number that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import polars as pl
+
+from reports.blocks import BlockSummary
+from reports.intervals import Effect, Estimate, NoiseFloor
+from reports.pairs import Pairs
+from reports.run import Run
+
+Status = Literal["pass", "fail", "unknown"]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Every limit that a gate applies. Shares are of 1."""
+
+    pair_coverage: float = 0.95
+    """Pairs / planned turns, at least."""
+    error_rate: float = 0.05
+    """Of either backend, at most."""
+    error_rate_difference: float = 0.02
+    """Between the backends, at most: a server that refuses load must not look better for it."""
+    hit_rate_difference: float = 0.02
+    """Cached / input tokens on pairs, difference between backends, at most."""
+    first_turn_cached: float = 0.02
+    """Cached share of prompts of which nothing can be cached, at most."""
+    above_ideal_cached: float = 0.01
+    """Cached tokens beyond the ideal, as a share of input tokens, at most: there the backends share a cache."""
+    count_source_share: float = 0.01
+    """Difference between backends in the share of rows with estimated, or without, token counts, at most."""
+    prompt_length: float = 0.005
+    """P99 of |prompt tokens by the server − planned| / planned, at most."""
+    send_lag: float = 0.10
+    """P99 of the client's own lateness, as a share of the median TTFT, at most."""
+    loop_lag: float = 0.02
+    """P90 over the seconds of the event loop's P99 lag, as a share of the median decode time of a request, at most."""
+    lag_floor_ms: float = 5.0
+    """Lags up to this are never held against the client."""
+    noise_multiple: float = 2.0
+    """The noise floor is this many standard errors of block-to-block noise."""
+    acceptance_difference: float = 0.05
+    """Relative difference between backends in tokens per chunk, at most: beyond it the draft model explains the
+    effect."""
+    specialised_share: float = 0.5
+    """Share of decode tokens that ran specialised on a backend that is set so, at least."""
+    stray_specialised_share: float = 0.01
+    """The same on a backend that is not, at most."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """All that gates look at."""
+
+    run: Run
+    limits: Limits
+    requests: pl.DataFrame
+    """Measured turns of every finished block, as reports.measures.measured gives them, with `block` (0, 1, ... in
+    measured order), `backend`, `candidate` (bool) and `session_index`."""
+    pairs: Pairs
+    blocks: list[BlockSummary]
+    interactivity: Effect | None
+    noise: NoiseFloor
+    count_sources: dict[str, str | None]
+    tokens_per_chunk: dict[str, Estimate]
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Baseline's and candidate's name."""
+        baseline, candidate = self.run.manifest.backends
+        return baseline.name, candidate.name
+
+    def of(self, name: str) -> pl.DataFrame:
+        """Measured turns of one backend."""
+        return self.requests.filter(pl.col("backend") == name)
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """One gate's finding. ``number`` is held against ``limit``; ``numbers`` are what else one should see."""
+
+    id: str
+    title: str
+    status: Status
+    number: float | None
+    limit: float | None
+    unit: Literal["share", "turns", "ms", "blocks", ""]
+    explanation: str
+    numbers: dict[str, float | None] = {}
+
+
+Judge = Callable[[Evidence], Gate]
+
+
+def passing(condition: bool) -> Status:
+    """ "pass" or "fail"."""
+    return "pass" if condition else "fail"

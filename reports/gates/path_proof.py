@@ -1,0 +1,113 @@
+"""The specialised decode path really ran, where it should and only there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from reports.gates.gate import Evidence, Gate, passing
+
+
+class _Steps(msgspec.Struct):
+    """A line of the emulator's server/steps.jsonl: one step, or a run of equal ones."""
+
+    t_ns: int
+    decode_tokens: int
+    specialised: bool
+    reason: str = ""
+    steps: int = 1
+
+
+class Coverage(msgspec.Struct):
+    """Decode steps and tokens of one backend, and how many of them ran specialised."""
+
+    steps: int = 0
+    tokens: int = 0
+    specialised_steps: int = 0
+    specialised_tokens: int = 0
+    reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    """Tokens of the other steps by reason."""
+
+
+def judge(evidence: Evidence) -> Gate:
+    """Share of decode tokens (and steps) inside the measured windows that ran specialised: at least the floor on a
+    backend set to latency_specialized, about none elsewhere. Unknown where the server keeps no log of its steps."""
+    limits = evidence.limits
+    numbers: dict[str, float | None] = {}
+    problems: list[str] = []
+    judged: float | None = None
+    for backend in evidence.run.manifest.backends:
+        covered = _coverage(evidence, backend.name)
+        if covered is None or not covered.tokens:
+            return Gate(
+                id="path_proof",
+                title="Proof of path",
+                status="unknown",
+                number=None,
+                limit=limits.specialised_share,
+                unit="share",
+                explanation=f"The server of {backend.name} does not tell which path its decode steps took.",
+            )
+        share = covered.specialised_tokens / covered.tokens
+        numbers[f"{backend.name}: decode tokens"] = share
+        numbers[f"{backend.name}: decode steps"] = covered.specialised_steps / covered.steps
+        if backend.decode_backend == "latency_specialized":
+            judged = share if judged is None else min(judged, share)
+            if share < limits.specialised_share:
+                why = ", ".join(
+                    f"{reason} ({count / covered.tokens:.0%})" for reason, count in covered.reasons.most_common(3)
+                )
+                problems.append(f"only {share:.1%} of {backend.name}'s decode tokens ran specialised; the rest: {why}")
+        elif share > limits.stray_specialised_share:
+            problems.append(
+                f"{share:.1%} of {backend.name}'s decode tokens ran specialised although it is set to "
+                f"{backend.decode_backend}"
+            )
+    good = "; ".join(problems) or (
+        "specialised where it was asked for, by the server's own log of steps"
+        if judged is not None
+        else "no backend is set to latency_specialized"
+    )
+    return Gate(
+        id="path_proof",
+        title="Proof of path",
+        status=passing(not problems),
+        number=judged,
+        limit=limits.specialised_share,
+        unit="share",
+        explanation=good[0].upper() + good[1:] + ".",
+        numbers=numbers,
+    )
+
+
+def _coverage(evidence: Evidence, name: str) -> Coverage | None:
+    covered = Coverage()
+    for loaded in evidence.run.blocks:
+        if loaded.block.backend != name:
+            continue
+        log = loaded.path / "server" / "steps.jsonl"
+        if not log.exists() or loaded.block.ended_ns is None:
+            return None
+        _add(covered, log, loaded.block.started_ns, loaded.block.ended_ns)
+    return covered
+
+
+def _add(covered: Coverage, log: Path, start_ns: int, end_ns: int) -> None:
+    decode = msgspec.json.Decoder(_Steps).decode
+    with log.open("rb") as lines:
+        for line in lines:
+            try:
+                step = decode(line)
+            except msgspec.MsgspecError:
+                break  # torn by a kill: the last line
+            if not start_ns <= step.t_ns <= end_ns or not step.decode_tokens:
+                continue
+            covered.steps += step.steps
+            covered.tokens += step.decode_tokens
+            if step.specialised:
+                covered.specialised_steps += step.steps
+                covered.specialised_tokens += step.decode_tokens
+            else:
+                covered.reasons[step.reason or "no reason given"] += step.decode_tokens

@@ -1,0 +1,26 @@
+"""Both backends got the same prompts, turn by turn."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from reports.gates.gate import Evidence, Gate, passing
+from reports.measures import KEY
+
+
+def judge(evidence: Evidence) -> Gate:
+    """Turns sent in two blocks or more whose prompt digest or asked lengths are not the same in all of them."""
+    asked = ("prompt_digest", "asked_input", "asked_output")
+    turns = evidence.requests.group_by(KEY).agg(pl.len().alias("blocks"), *(pl.col(name).n_unique() for name in asked))
+    compared = turns.filter(pl.col("blocks") > 1)
+    different = len(compared.filter(pl.any_horizontal(pl.col(name) > 1 for name in asked)))
+    return Gate(
+        id="same_work",
+        title="Same work",
+        status=passing(different == 0) if len(compared) else "unknown",
+        number=different if len(compared) else None,
+        limit=0,
+        unit="turns",
+        explanation=f"{different} of {len(compared)} turns sent in several blocks differ in prompt digest or asked "
+        "lengths.",
+    )

@@ -1,0 +1,34 @@
+"""Token counts of both backends come from the same kind of source."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from reports.gates.gate import Evidence, Gate, passing
+
+
+def judge(evidence: Evidence) -> Gate:
+    """Whose counts (server or client), and the share of ok turns whose tokens per chunk are estimated or whose count
+    is missing."""
+    limit = evidence.limits.count_source_share
+    sources = evidence.count_sources
+    loose: dict[str, float] = {}
+    for name in evidence.names:
+        ok = evidence.of(name).filter(pl.col("status") == "ok")
+        inexact = ok.filter((pl.col("token_source") == "estimated").fill_null(True) | pl.col("output").is_null())
+        if len(ok):
+            loose[name] = len(inexact) / len(ok)
+    difference = abs(loose[evidence.names[0]] - loose[evidence.names[1]]) if len(loose) == 2 else None
+    same = len(set(sources.values())) == 1
+    described = ", ".join(f"{name}: {source or 'none'}" for name, source in sources.items())
+    return Gate(
+        id="token_source",
+        title="Token counts from the same source",
+        status="unknown" if difference is None else passing(same and difference <= limit),
+        number=difference,
+        limit=limit,
+        unit="share",
+        explanation=f"Counts by {described}. Number: difference in the share of turns without an exact count per "
+        "chunk. Server and client counts are never compared with one another.",
+        numbers={f"{name}: not exact": share for name, share in loose.items()},
+    )

@@ -1,0 +1,119 @@
+"""Numbers and short phrases as people read them, the same in HTML and Markdown."""
+
+from __future__ import annotations
+
+import math
+
+from reports.analysis import Analysis
+from reports.gates.gate import Gate
+from reports.intervals import Estimate
+
+DASH = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Significant digits, thousands separated; a dash for null."""
+    if value is None:
+        return DASH
+    if value == 0:
+        return "0"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{places}f}"
+
+
+def share(value: float | None) -> str:
+    """As per cent with two decimals below 10 %, one above."""
+    if value is None:
+        return DASH
+    return f"{value:.1%}" if abs(value) >= 0.1 else f"{value:.2%}"
+
+
+def seconds(value: float | None) -> str:
+    """In ms below 10 s."""
+    if value is None:
+        return DASH
+    return f"{number(value * 1e3)} ms" if abs(value) < 10 else f"{number(value)} s"
+
+
+def between(low: str, high: str) -> str:
+    """ "low to high", the unit once where both have the same."""
+    figure, _, unit = low.rpartition(" ")
+    return f"{figure} to {high}" if figure and high.endswith(f" {unit}") else f"{low} to {high}"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """A level in its unit: "s" or "tok/s"."""
+    return seconds(value) if unit == "s" else number(value)
+
+
+def level(estimate: Estimate, unit: str) -> str:
+    """Value, or why there is none."""
+    return amount(estimate.value, unit) if estimate.value is not None else estimate.reason.split(":")[0] or DASH
+
+
+def interval(estimate: Estimate, unit: str) -> str:
+    """ "low to high"; empty without an interval."""
+    if estimate.low is None and estimate.high is None:
+        return ""
+    high = amount(estimate.high, unit) if estimate.high is not None else "not reached"
+    return between(amount(estimate.low, unit), high)
+
+
+def ratio(estimate: Estimate) -> str:
+    """With three decimals."""
+    return f"{estimate.value:.3f}" if estimate.value is not None else DASH
+
+
+def ratio_interval(estimate: Estimate) -> str:
+    """With three decimals; empty without an interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{estimate.low:.3f} to {estimate.high:.3f}"
+
+
+def signed(value: float | None, unit: str) -> str:
+    """A difference with its sign."""
+    if value is None:
+        return DASH
+    return ("+" if value > 0 else "") + amount(value, unit)
+
+
+def signed_interval(estimate: Estimate, unit: str) -> str:
+    """A difference's interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return between(signed(estimate.low, unit), signed(estimate.high, unit))
+
+
+def gate_number(gate: Gate, value: float | None) -> str:
+    """A gate's number or limit in its unit."""
+    if value is None:
+        return DASH
+    match gate.unit:
+        case "share":
+            return share(value)
+        case "ms":
+            return f"{number(value)} ms"
+        case "turns" | "blocks":
+            return f"{value:g} {gate.unit}"
+        case _:
+            return number(value)
+
+
+def gate_detail(gate: Gate, key: str, value: float | None) -> str:
+    """One of a gate's further numbers; those in milliseconds say so in their key."""
+    return share(value) if gate.unit == "share" and value is not None else number(value)
+
+
+def counted(counts: dict[str, int]) -> str:
+    """ "3 x http 503, 1 x stalled"; "none" for nothing."""
+    return ", ".join(f"{count:,} x {name}" for name, count in counts.items()) or "none"
+
+
+def headline(analysis: Analysis) -> str:
+    """The one number with its interval, in a sentence's half."""
+    effect = analysis.headlines[0].effect
+    if effect is None or effect.ratio.value is None:
+        return "P90 interactivity, candidate / baseline: nothing to compare"
+    within = f" (95 % interval {ratio_interval(effect.ratio)})" if effect.ratio.low is not None else " (no interval)"
+    return f"P90 interactivity, candidate / baseline: {ratio(effect.ratio)}{within}"

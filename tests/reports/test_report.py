@@ -1,0 +1,262 @@
+"""The whole way from a run directory to the three files."""
+
+from __future__ import annotations
+
+import json
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from replay.records import RequestRecord
+from reports.analysis import Analysis, analyse
+from reports.charts import CHARTS
+from reports.charts.chart import svg
+from reports.cli import report
+from reports.render import html, markdown
+from reports.render import json as as_json
+from tests.reports.make_run import CANDIDATE, MS, failed, make_run, write_frame
+
+
+def small(path: Path, **options: Any) -> Path:
+    return make_run(path, **{"sessions": 6, "turns": 5, **options})
+
+
+def strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_known_ratio_is_found(tmp_path: Path) -> None:
+    found = analyse(make_run(tmp_path, ratio=1.3, sessions=15, turns=12))
+    effect = found.headlines[0].effect
+    assert effect is not None
+    assert effect.ratio.low is not None
+    assert effect.ratio.high is not None
+    assert effect.ratio.low <= 1.3 <= effect.ratio.high
+    assert effect.ratio.high / effect.ratio.low < 1.1
+    assert effect.ratio.n == 180
+    assert effect.ratio.sessions == 15
+
+
+def test_two_reports_of_one_directory_are_byte_equal(tmp_path: Path) -> None:
+    run = small(tmp_path / "run", emulated=True)
+    written = []
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        report(run, output=folder)
+        written.append({file.name: file.read_bytes() for file in sorted(folder.iterdir())})
+    assert written[0] == written[1]
+    assert list(written[0]) == ["report.html", "report.json", "report.md"]
+
+
+def test_report_does_not_depend_on_the_order_of_rows_or_workers(tmp_path: Path) -> None:
+    run = small(tmp_path, workers=2)
+    before = as_json.render([analyse(run)])
+    for block in (run / "blocks").iterdir():
+        for file in block.glob("w*.requests.jsonl"):
+            lines = file.read_bytes().splitlines(keepends=True)
+            random.Random(7).shuffle(lines)
+            file.write_bytes(b"".join(lines))
+        for kind in ("requests.jsonl", "chunks.bin", "health.jsonl"):
+            (block / f"w0.{kind}").rename(block / "aside")
+            (block / f"w1.{kind}").rename(block / f"w0.{kind}")
+            (block / "aside").rename(block / f"w1.{kind}")
+    assert as_json.render([analyse(run)]) == before
+
+
+def test_br_17_all_refused_is_strict_json_with_nulls_and_a_code(tmp_path: Path) -> None:
+    def refuse(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return failed(record)
+
+    run = small(tmp_path, change=refuse)
+    assert report(run) == 2
+    found = strict((run / "report.json").read_text())
+    assert found["conclusion"]["outcome"] == "INCONCLUSIVE"
+    assert all(row["baseline"]["value"] is None and row["baseline"]["reason"] for row in found["rows"])
+    assert found["headlines"][0]["effect"] is None
+    assert found["backends"][0]["failures"] == {"http 503": 60}
+    assert "nothing to compare" in (run / "report.html").read_text()
+
+
+def test_exit_code_zero_when_it_can_be_concluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = small(tmp_path)
+    assert report(run) == 0
+    shown = capsys.readouterr().out
+    assert "candidate faster" in shown
+    assert "report.html" in shown
+    strict((run / "report.json").read_text())
+
+
+def test_json_reads_back_as_the_analysis(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path))
+    assert msgspec.json.decode(as_json.render([found]), type=Analysis) == found
+
+
+class _Outside(HTMLParser):
+    """Collects whatever a browser would load from elsewhere, and unbalanced tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [
+            f"{tag} {key}={value}"
+            for key, value in attrs
+            if key in ("src", "href") and not (value or "").startswith("#")
+        ]
+        if tag in ("link", "script", "iframe", "img"):
+            self.loads.append(tag)
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Closed at once."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_html_needs_nothing_else(tmp_path: Path) -> None:
+    page = html.render([analyse(small(tmp_path))])
+    parsed = _Outside()
+    parsed.feed(page)
+    assert parsed.loads == []
+    assert parsed.open == []
+    assert "url(http" not in page
+    assert "@import" not in page
+    assert page.count("<svg ") == 4  # 30 pairs: too few for bins of context, and one run is no frontier
+    assert len(page) < 2_000_000
+
+
+def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
+    page = html.render([analyse(make_run(tmp_path, sessions=10, turns=8))])
+    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_emulated_is_stamped_on_every_section(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path, emulated=True))
+    page, text = html.render([found]), markdown.render([found])
+    assert page.count('<span class="tag">EMULATED</span>') == page.count("<h2>") > 4
+    assert page.count('class="stamp"') == 1
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert len(headings) > 4
+    assert all("[EMULATED]" in line for line in headings)
+
+
+def test_unmatched_is_stamped_on_every_section(tmp_path: Path) -> None:
+    stamp = "not matched: does not isolate the decode path"
+    found = analyse(small(tmp_path, matched_gpus=False, unmatched_reasons=["16 against 8 GPUs"]))
+    page, text = html.render([found]), markdown.render([found])
+    assert stamp in page
+    assert stamp in text
+    assert page.count('<span class="tag">not matched</span>') == page.count("<h2>")
+    assert "EMULATED" not in page
+
+
+def test_what_servers_say_is_escaped(tmp_path: Path) -> None:
+    def evil(_: int, backend: str, record: RequestRecord) -> RequestRecord:
+        return failed(record, error="<script>alert(1)</script> | x") if backend == CANDIDATE else record
+
+    found = analyse(small(tmp_path, change=evil))
+    assert "<script>" not in html.render([found])
+    assert "</script> | x" not in markdown.render([found])
+
+
+def test_markdown_tables_have_equal_columns(tmp_path: Path) -> None:
+    text = markdown.render([analyse(small(tmp_path))])
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 5
+    for table in tables:
+        assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
+
+
+def test_charts_are_the_same_bytes_each_time(tmp_path: Path) -> None:
+    found = analyse(make_run(tmp_path, sessions=10, turns=8))
+    once, again = ([svg(chart, [found]) for chart in CHARTS] for _ in range(2))
+    assert once == again
+    assert [text is None for text in once] == [chart.id == "frontier" for chart in CHARTS]
+
+
+def test_several_runs_make_the_frontier(tmp_path: Path) -> None:
+    analyses = [analyse(small(tmp_path / str(lanes), lanes=lanes)) for lanes in (1, 8)]
+    frontier = next(chart for chart in CHARTS if chart.id == "frontier")
+    assert frontier.draw(analyses[:1]) is None
+    drawn = svg(frontier, analyses)
+    assert drawn is not None
+    assert ">8<" in drawn
+
+
+def test_every_turn_is_accounted_for(tmp_path: Path) -> None:
+    run = small(tmp_path, block={"not_reached": 2})
+    write_frame(run, send=32, order=["baseline", "candidate"], turns={"send": 32, "history": 7, "cut: context": 3})
+    found = analyse(run)
+    for block in found.blocks:
+        assert (block.planned, block.sent, block.history, block.cut, block.not_reached) == (42, 30, 7, 3, 2)
+        assert block.unexplained == 0
+        assert sum(block.statuses.values()) == block.sent
+    assert found.pairs.coverage == pytest.approx(30 / 32)
+
+
+def test_a_timed_plan_has_no_fixed_number_of_turns(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path, end="duration", duration_s=60.0))
+    assert found.blocks[0].planned is None
+    assert found.pairs.planned == 30
+    assert next(gate for gate in found.gates if gate.id == "turns_accounted").status == "pass"
+
+
+def test_single_chunk_answers_are_counted_not_dropped(tmp_path: Path) -> None:
+    def at_once(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(record, first_chunk_tokens=record.output_tokens) if record.turn == 0 else record
+
+    found = analyse(small(tmp_path, change=at_once))
+    assert found.backends[0].without_itl == {"single chunk": 12}
+    assert (found.pairs.count, found.pairs.with_itl) == (30, 24)
+    normalised = found.headlines[1].effect
+    assert normalised is not None
+    assert normalised.ratio.n == 30
+
+
+def test_throughput_is_per_gpu_and_counts_no_cached_input(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path))
+    for backend in found.backends:
+        block = next(block for block in found.blocks if block.backend == backend.name)
+        assert block.input_tokens is not None
+        assert block.cached_tokens is not None
+        assert block.uncached_input_tokens == block.input_tokens - block.cached_tokens
+        assert block.output_tokens_in_window == 6 * (40 + 41 + 42 + 43 + 44)
+        assert backend.output_tokens_per_s is not None
+        assert backend.output_tokens_per_s_per_gpu == pytest.approx(backend.output_tokens_per_s / 8)
+
+
+def test_emulated_time_is_scaled_back(tmp_path: Path) -> None:
+    real, fast = (analyse(small(tmp_path / str(scale), time_scale=scale)) for scale in (1.0, 10.0))
+    for row, faster in zip(real.rows, fast.rows, strict=True):
+        assert row.baseline.value is not None
+        factor = 10 if row.unit == "s" else 0.1
+        tolerance = 0.02 if row.measure == "chunk_gap" else 1e-9
+        assert faster.baseline.value == pytest.approx(row.baseline.value * factor, rel=tolerance)
+    assert real.headlines[0].effect is not None
+    assert fast.headlines[0].effect is not None
+    assert fast.headlines[0].effect.ratio.value == pytest.approx(real.headlines[0].effect.ratio.value)
+    assert fast.headlines[0].effect.ratio.low == pytest.approx(real.headlines[0].effect.ratio.low)
+
+
+def test_client_lag_is_held_against_the_clients_own_time(tmp_path: Path) -> None:
+    """8 ms of lag are little beside a TTFT of 80 ms or more, however fast the emulated hardware's clock runs."""
+
+    def late(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(record, due_ns=record.sent_ns - 9 * MS)
+
+    statuses = set()
+    for scale in (1.0, 10.0):
+        found = analyse(small(tmp_path / str(scale), time_scale=scale, change=late))
+        statuses.add(next(gate.status for gate in found.gates if gate.id == "client_health"))
+    assert statuses == {"fail"}  # the median TTFT is 70 ms of the client: 7 ms are allowed, at either scale
