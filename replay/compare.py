@@ -139,7 +139,7 @@ def _run_block(
     folder.mkdir(parents=True)
     planned = plan.turns.get("send", 0)
     with backends.running(experiment, name, folder / "server") as url:
-        crew = Crew(_assignments(experiment, run, folder, plan, rendering, name, url, salt))
+        crew = Crew(_assignments(experiment, run, folder, plan, rendering, name, url, salt, manifest.time_scale))
         try:
             ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
             start_ns = time.monotonic_ns() + _START_DELAY_NS
@@ -173,7 +173,7 @@ def _run_block(
             crew.close()
     block.drained_ns = time.monotonic_ns()
     if plan.end == "duration" and plan.duration_s is not None:
-        block.ended_ns = start_ns + int(plan.duration_s * 1e9)
+        block.ended_ns = start_ns + int(plan.duration_s / manifest.time_scale * 1e9)
     else:
         block.ended_ns = max([message.last_end_ns for message in done] + [start_ns])
         block.not_reached = planned - sum(message.counts.sent for message in done)
@@ -182,7 +182,15 @@ def _run_block(
 
 
 def _assignments(
-    experiment: Experiment, run: Path, folder: Path, plan: Plan, rendering: Rendering, name: str, url: str, salt: str
+    experiment: Experiment,
+    run: Path,
+    folder: Path,
+    plan: Plan,
+    rendering: Rendering,
+    name: str,
+    url: str,
+    salt: str,
+    time_scale: float,
 ) -> list[Assignment]:
     """The block's lanes dealt out over worker processes."""
     replay = experiment.replay
@@ -202,6 +210,7 @@ def _assignments(
             max_in_flight=replay.max_in_flight,
             warmup_requests=len(range(number, replay.warmup.requests, count)),
             warmup_s=replay.warmup.seconds,
+            time_scale=time_scale,
         )
         for number in range(count)
     ]
@@ -214,7 +223,7 @@ def plan_summary(plan: Plan) -> str:
 
 
 def _versions() -> dict[str, str]:
-    names = ("aiohttp", "uvloop", "msgspec", "numpy", "polars", "scipy", "tokenizers")
+    names = ("aiohttp", "uvloop", "msgspec", "numpy", "tokenizers")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
 
 

@@ -177,7 +177,8 @@ class Emulator(_Model):
     max_model_len: int | None = Field(None, ge=1)
     """Longest context, tokens; by default the profile's."""
     time_scale: float = Field(1.0, gt=0)
-    """How many times faster than the emulated hardware time runs."""
+    """How many times faster than the emulated hardware time runs. Pauses shrink with it; the report's times are those
+    of the emulated hardware."""
     faults: list[str] = []
     """Named faults to switch on: decodegate emulate --help."""
 

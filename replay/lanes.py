@@ -122,7 +122,13 @@ class Context(msgspec.Struct, kw_only=True):
     end_session_on_failure: bool = False
     in_flight_limit: asyncio.Semaphore | None = None
     """Open loop only."""
+    time_scale: float = 1.0
+    """Planned time passes this many times faster than the clock; not 1 only with an emulator that does so too."""
     counts: Counts
+
+    def planned_ns(self, seconds: float) -> int:
+        """A planned stretch of time on our clock, ns."""
+        return int(seconds / self.time_scale * 1e9)
 
 
 async def play_lane(context: Context, lane: int, ready: Callable[[], None] = lambda: None) -> None:
@@ -148,7 +154,7 @@ async def _play_later(context: Context, lane: int, play: Play) -> None:
     first_s = min(turn.offset_s for stream in session.streams for turn in stream.turns)
     del session  # it may be hours until then
     start_ns = await context.start
-    await context.clock.sleep_until(start_ns + int((first_s - _PREPARE_AHEAD_S) * 1e9))
+    await context.clock.sleep_until(start_ns + context.planned_ns(first_s - _PREPARE_AHEAD_S))
     if not context.clock.closed:
         await play_session(context, lane, play)
 
@@ -201,7 +207,7 @@ async def play_session(context: Context, lane: int, play: Play, ready: Callable[
             await first[-1][1].prepare()
     if ready is not None:
         ready()
-        begin_ns = await context.start + int(context.plan.lane_start_s[lane] * 1e9)
+        begin_ns = await context.start + context.planned_ns(context.plan.lane_start_s[lane])
         await context.clock.sleep_until(begin_ns)
     else:
         begin_ns = context.clock.now_ns()
@@ -254,7 +260,7 @@ async def _play_closed(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: i
                 if child in tree.ended:  # otherwise it was never started: nothing to wait for
                     await tree.ended[child].wait()
                     ready_ns = max(ready_ns, tree.end_ns[child])
-            due_ns = ready_ns + int(turn.pause_s * 1e9)
+            due_ns = ready_ns + context.planned_ns(turn.pause_s)
             await context.clock.sleep_until(due_ns)
             if tree.over:
                 return
@@ -276,7 +282,7 @@ async def _play_open(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int
     context = tree.context
     start_ns = await context.start
     while upcoming.turn is not None:
-        due_ns = start_ns + int(upcoming.turn.offset_s * 1e9)
+        due_ns = start_ns + context.planned_ns(upcoming.turn.offset_s)
         await context.clock.sleep_until(due_ns)
         if context.clock.closed:
             return

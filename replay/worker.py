@@ -22,7 +22,7 @@ from replay.lanes import Clock, Context, Counts, play_lane
 from replay.plan import SessionFile, read_plan
 from replay.prompts import StreamPrompts
 from replay.recorder import Recorder
-from replay.records import Plan, Play, Session
+from replay.records import Play, Session
 from replay.sender import Sender
 from replay.warmup import warm_up
 from replay.wire import Limits, Wire
@@ -49,6 +49,8 @@ class Assignment(msgspec.Struct, kw_only=True, frozen=True):
     max_in_flight: int | None
     warmup_requests: int
     warmup_s: float
+    time_scale: float
+    """Of the emulator; 1 for real servers."""
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -141,6 +143,7 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
                 start=start,
                 end_session_on_failure=assignment.end_session_on_failure,
                 in_flight_limit=asyncio.Semaphore(limit) if limit else None,
+                time_scale=assignment.time_scale,
                 counts=counts,
             )
             warmed_s, warmed = await warm_up(
@@ -165,7 +168,7 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
             background = [
                 loop.create_task(health.watch(recorder.health, lambda: (wire.in_flight, counts.busy_lanes))),
                 loop.create_task(_report(pipe, counts, wire)),
-                loop.create_task(_close_in_time(plan, start_ns, clock, wire)),
+                loop.create_task(_close_in_time(context, start_ns, wire)),
             ]
             await asyncio.gather(*lanes)
             for task in background:
@@ -218,11 +221,12 @@ async def _report(pipe: Connection, counts: Counts, wire: Wire) -> None:
         send_message(pipe, Progress(counts, wire.in_flight))
 
 
-async def _close_in_time(plan: Plan, start_ns: int, clock: Clock, wire: Wire) -> None:
+async def _close_in_time(context: Context, start_ns: int, wire: Wire) -> None:
     """Close the window at its end, and cut what has not drained by then."""
+    plan = context.plan
     if plan.duration_s is None:
         return
-    await clock.sleep_until(start_ns + int(plan.duration_s * 1e9))
-    clock.close()
-    await asyncio.sleep(plan.drain_s)
+    await context.clock.sleep_until(start_ns + context.planned_ns(plan.duration_s))
+    context.clock.close()
+    await asyncio.sleep(context.planned_ns(plan.drain_s) / 1e9)
     wire.cut()

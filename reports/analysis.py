@@ -19,7 +19,7 @@ from reports.intervals import Effect, Estimate, NoiseFloor, effects, estimate, i
 from reports.measures import KEY, MEASURES, Measure, count_source, measured
 from reports.pairs import Pairs, complete, pair_up
 from reports.run import LoadedBlock, Run, SetAside, load
-from reports.series import Series, context_points, distributions, pair_points, time_points
+from reports.series import Series, TimePoint, context_points, distributions, pair_points, time_points
 
 PERCENTILES = [0.5, 0.9, 0.99]
 
@@ -158,11 +158,12 @@ def analyse_run(run: Run, limits: Limits) -> Analysis:
     pairs = pair_up(requests if both else requests.clear(), len(run.blocks), planned)
     weights = resample(max(1, requests["session"].n_unique()))
     by_block = [requests.filter(pl.col("block") == index) for index in range(len(run.blocks))]
-    arrived = [chunks.arrivals(loaded, rows, scale) for loaded, rows in zip(run.blocks, by_block, strict=True)]
-    blocks = [
-        summarise(loaded, rows, run.plan, tokens, scale)
-        for loaded, rows, tokens in zip(run.blocks, by_block, arrived, strict=True)
-    ]
+    blocks: list[BlockSummary] = []
+    time: list[TimePoint] = []
+    for loaded, turns in zip(run.blocks, by_block, strict=True):
+        arrived = chunks.arrivals(loaded, turns, scale)
+        blocks.append(summarise(loaded, turns, run.plan, arrived, scale))
+        time += time_points(loaded, arrived, scale)
     rows = [row for measure in MEASURES.values() for row in _rows(measure, by_block, pairs, candidate, weights)]
     rows += _gap_rows(run.blocks, by_block, candidate, weights, scale)
     headlines = [
@@ -203,11 +204,7 @@ def analyse_run(run: Run, limits: Limits) -> Analysis:
             ttft=distributions(pairs, "ttft", names, candidate),
             pairs=pair_points(pairs, candidate),
             contexts=context_points(pairs, names, candidate),
-            time=[
-                point
-                for loaded, tokens in zip(run.blocks, arrived, strict=True)
-                for point in time_points(loaded, tokens, scale)
-            ],
+            time=time,
         ),
         versions=dict(sorted(run.manifest.versions.items())),
         host=dict(sorted(run.manifest.host.items())),

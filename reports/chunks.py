@@ -51,8 +51,9 @@ def _slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints,
             here = slab == each
             counts = count[here]
             before = np.cumsum(counts) - counts
-            index = np.repeat(start[here] - before, counts) + np.arange(counts.sum())
-            records = chunks[index]
+            first, end = int(start[here][0]), int((start[here] + counts).max())
+            index = np.repeat(start[here] - first - before, counts) + np.arange(counts.sum())
+            records = chunks.map(first, end)[index]
             yield np.repeat(row[here], counts), records["t_ns"].astype(np.int64), records["tokens"].astype(np.int64)
 
 

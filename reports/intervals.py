@@ -19,11 +19,17 @@ instead.
 with lengths log-normal around 45 turns, session effects, context dependence, and 5 % of session-by-block noise unless
 said otherwise (tests/reports/experiments.py; `python -m tests.reports.experiments` prints this table):
 
-24 sessions, ratio 1.3                      95.2 % 49 sessions, ratio 1.3                      95.2 % A against A,
-drift 1 %/min, 24 sessions     95.3 % A against A, drift 1 %/min, 49 sessions     95.5 % 24 sessions, heavy tails
-95.8 % 24 sessions, session-by-block noise 15 %    94.6 % 24 sessions, no session-by-block noise      97.4 % 12
-sessions                                 96.4 % 12 sessions, heavy tails                    97.5 % 12 short sessions
-(about 6 turns)           95.5 % 8 sessions                                  96.2 %
+    24 sessions, ratio 1.3                      95.2 %
+    49 sessions, ratio 1.3                      95.2 %
+    A against A, drift 1 %/min, 24 sessions     95.3 %
+    A against A, drift 1 %/min, 49 sessions     95.5 %
+    24 sessions, heavy tails                    95.8 %
+    24 sessions, session-by-block noise 15 %    94.6 %
+    24 sessions, no session-by-block noise      97.4 %
+    12 sessions                                 96.4 %
+    12 sessions, heavy tails                    97.5 %
+    12 short sessions (about 6 turns)           95.5 %
+    8 sessions                                  96.2 %
 
 With the few sessions of the last rows it errs on the wide side. What it cannot see is a difference between blocks
 that hits all sessions alike: that is what the noise floor is for. Drift that is not linear does not cancel wholly: at

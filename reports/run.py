@@ -16,21 +16,43 @@ from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest,
 from workloads.errors import UserError
 
 _BATCH = 10_000  # records decoded to Python objects at a time
+_UNREAD = (
+    "detail",
+    "notes",
+    "server_fingerprint",
+    "http_status",
+    "finish_reason",
+    "first_byte_ns",
+    "reasoning_tokens",
+)
+"""Fields of RequestRecord that nothing here reads: left out of the frames, for the sake of large runs."""
 _BLOCK_NAME = re.compile(r"(\d+)-(.+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class ChunkFile(msgspec.Struct, frozen=True):
+    """A file of ``records`` whole CHUNK records. It stays on disk: mapping it whole would make it count as our
+    memory."""
+
+    path: Path
+    records: int
+
+    def map(self, first: int, end: int) -> npt.NDArray[Any]:
+        """Records ``first`` to ``end`` (not included) as a memory map, which lasts as long as the result."""
+        return np.memmap(self.path, dtype=CHUNK, mode="r", offset=first * CHUNK.itemsize, shape=(end - first,))
+
+
 class LoadedBlock(msgspec.Struct, frozen=True):
-    """One finished block. ``requests`` has the fields of RequestRecord as columns and ``file``, an index into
-    ``chunks``."""
+    """One finished block. ``requests`` has the fields of RequestRecord that judging reads as columns, and ``file``,
+    an index into ``chunks``."""
 
     block: Block
     name: str
     path: Path
     requests: pl.DataFrame
-    chunks: list[npt.NDArray[Any]]
-    """Per worker, a memory map of CHUNK records."""
+    chunks: list[ChunkFile]
+    """Per worker."""
     health: list[pl.DataFrame]
     """Per worker, HealthSample fields as columns, in order of time."""
 
@@ -124,20 +146,20 @@ def _measured_order(folder: Path) -> tuple[int, str]:
 
 def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
     frames: list[pl.DataFrame] = []
-    chunks: list[npt.NDArray[Any]] = []
+    chunks: list[ChunkFile] = []
     health: list[pl.DataFrame] = []
     for file in sorted(folder.glob("w*.requests.jsonl")):
         worker = file.name.split(".")[0]
-        mapped = _map_chunks(folder / f"{worker}.chunks.bin")
+        file_of_chunks = _chunk_file(folder / f"{worker}.chunks.bin")
         frame = _read_frame(file, RequestRecord, notes)
-        within = pl.col("chunk_start") + pl.col("chunk_count") <= len(mapped)
+        within = pl.col("chunk_start") + pl.col("chunk_count") <= file_of_chunks.records
         kept = frame.filter(within)
         if len(kept) < len(frame):
             notes.append(
                 f"{folder.name}/{file.name}: {len(frame) - len(kept)} rows dropped, their chunks are not in the file"
             )
         frames.append(kept.with_columns(file=pl.lit(len(chunks), pl.Int64)))
-        chunks.append(mapped)
+        chunks.append(file_of_chunks)
         if (samples := folder / f"{worker}.health.jsonl").exists():
             health.append(_read_frame(samples, HealthSample, notes).sort("t_ns"))
     requests = pl.concat(frames) if frames else _frame([], RequestRecord).with_columns(file=pl.lit(0, pl.Int64))
@@ -145,9 +167,8 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
     return LoadedBlock(block, folder.name, folder, requests, chunks, health)
 
 
-def _map_chunks(path: Path) -> npt.NDArray[Any]:
-    whole = path.stat().st_size // CHUNK.itemsize if path.exists() else 0
-    return np.memmap(path, dtype=CHUNK, mode="r", shape=(whole,)) if whole else np.empty(0, CHUNK)
+def _chunk_file(path: Path) -> ChunkFile:
+    return ChunkFile(path, path.stat().st_size // CHUNK.itemsize if path.exists() else 0)
 
 
 def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> pl.DataFrame:
@@ -175,7 +196,7 @@ def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> p
 
 def _frame(records: list[msgspec.Struct], schema: type[msgspec.Struct]) -> pl.DataFrame:
     rows = [msgspec.structs.astuple(record) for record in records]
-    return pl.DataFrame(rows, schema=_columns(schema), orient="row")
+    return pl.DataFrame(rows, schema=_columns(schema), orient="row").drop(*_UNREAD, strict=False)
 
 
 def _columns(schema: type[msgspec.Struct]) -> dict[str, pl.DataType]:

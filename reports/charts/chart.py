@@ -52,11 +52,11 @@ def svg(chart: Chart, analyses: Sequence[Analysis]) -> str | None:
     file = io.StringIO()
     _themed(drawn).save(file, format="svg")
     text = file.getvalue()
-    # ids are numbered anew with every chart a process draws, and would clash in one page
-    for number, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text))):
-        text = re.sub(rf'(\bid="|url\(#|href="#){re.escape(name)}(?=["\)])', rf"\g<1>{chart.id}-{number}", text)
+    # ids are numbered on through all charts that a process draws, and those of two charts would clash in one page
+    ids = {name: f"{chart.id}-{n}" for n, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))}
+    text = re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda found: found[1] + ids[found[2]], text)
     for shade, variable in _VARIABLES.items():
-        text = re.sub(shade, f"var({variable})", text, flags=re.IGNORECASE)
+        text = text.replace(shade, f"var({variable})")
     return text.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
 
 

@@ -77,7 +77,7 @@ def _few() -> alt.Axis:
 CHART = Chart(
     "time",
     "Over time",
-    "Left: output tokens per second by arrival. Right: requests in flight and lanes that are not in a pause. One row "
-    "per block, in the order measured.",
+    "Left: output tokens per second by arrival. Right: requests in flight, and busy lanes. One row per block, in the "
+    "order measured.",
     draw,
 )

@@ -127,7 +127,7 @@ def test_unmatched_gpus_are_refused_and_stamped_when_forced(tmp_path: Path) -> N
 
 
 def test_a_window_of_fixed_duration_ends_and_counts_by_arrival(tmp_path: Path) -> None:
-    timed = experiment(replay={"end": "duration", "duration_s": 1.5, "drain_s": 1.0, "order": "AB"})
+    timed = experiment(replay={"end": "duration", "duration_s": 30, "drain_s": 20, "order": "AB"})
     folder = run(timed, tmp_path / "run")
     for path, block in blocks(folder):
         assert block.ended_ns is not None

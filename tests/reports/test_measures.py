@@ -47,7 +47,7 @@ def test_br_01_tokens_not_chunks(tmp_path: Path) -> None:
 
 def test_br_05_reasoning_counts_and_answer_is_apart(tmp_path: Path) -> None:
     thinking, pieces = request(ttft_s=0.1, seconds_per_token=0.01, output=15)
-    answered = {"first_answer_ns": START_NS + 200 * MS}
+    answered: dict[str, Any] = {"first_answer_ns": START_NS + 200 * MS}
     thought_only = request(session="s1", output=10, first_answer_ns=None)
     record = request(ttft_s=0.1, seconds_per_token=0.01, output=15, **answered)[0]
     _, rows = one_block(tmp_path, [(record, pieces), thought_only])
@@ -60,16 +60,16 @@ def test_br_05_reasoning_counts_and_answer_is_apart(tmp_path: Path) -> None:
 
 
 def test_br_09_client_counts_are_never_pooled_with_server_counts(tmp_path: Path) -> None:
-    by_client = {"output_tokens": None, "output_tokens_client": 30, "token_source": "estimated"}
+    by_client: dict[str, Any] = {"output_tokens": None, "output_tokens_client": 30, "token_source": "estimated"}
     _, rows = one_block(tmp_path, [request(output=21), request(session="s1", output=21, **by_client)])
     assert rows["output"].to_list() == [21, None]
     assert rows["why_no_itl"].to_list() == [None, "no token count"]
-    alone = measured(rows.select(list(RequestRecord.__struct_fields__)).tail(1), 1.0, "client")
+    alone = measured(load(tmp_path).blocks[0].requests.tail(1), 1.0, "client")
     assert alone["output"].to_list() == [30]
 
 
 def test_count_source_is_client_only_without_any_server_count(tmp_path: Path) -> None:
-    by_client = {"output_tokens": None, "output_tokens_client": 21}
+    by_client: dict[str, Any] = {"output_tokens": None, "output_tokens_client": 21}
     loaded, _ = one_block(tmp_path, [request(**by_client)])
     assert count_source(loaded.requests) == "client"
     assert count_source(loaded.requests.with_columns(output_tokens_client=pl.lit(None, pl.Int64))) is None

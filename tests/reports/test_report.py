@@ -25,6 +25,13 @@ def small(path: Path, **options: Any) -> Path:
     return make_run(path, **{"sessions": 6, "turns": 5, **options})
 
 
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, str, str]:
+    """One emulated run, analysed and rendered as HTML and Markdown."""
+    found = analyse(make_run(tmp_path_factory.mktemp("emulated"), sessions=10, turns=8, emulated=True))
+    return found, html.render([found]), markdown.render([found])
+
+
 def strict(text: str) -> Any:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -123,27 +130,26 @@ class _Outside(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_html_needs_nothing_else(tmp_path: Path) -> None:
-    page = html.render([analyse(small(tmp_path))])
+def test_html_needs_nothing_else(emulated: tuple[Analysis, str, str]) -> None:
+    page = emulated[1]
     parsed = _Outside()
     parsed.feed(page)
     assert parsed.loads == []
     assert parsed.open == []
     assert "url(http" not in page
     assert "@import" not in page
-    assert page.count("<svg ") == 4  # 30 pairs: too few for bins of context, and one run is no frontier
+    assert page.count("<svg ") == len(CHARTS) - 1  # one run is no frontier
     assert len(page) < 2_000_000
 
 
-def test_ids_in_the_page_are_unique(tmp_path: Path) -> None:
-    page = html.render([analyse(make_run(tmp_path, sessions=10, turns=8))])
+def test_ids_in_the_page_are_unique(emulated: tuple[Analysis, str, str]) -> None:
+    page = emulated[1]
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids)) > 0
 
 
-def test_emulated_is_stamped_on_every_section(tmp_path: Path) -> None:
-    found = analyse(small(tmp_path, emulated=True))
-    page, text = html.render([found]), markdown.render([found])
+def test_emulated_is_stamped_on_every_section(emulated: tuple[Analysis, str, str]) -> None:
+    _, page, text = emulated
     assert page.count('<span class="tag">EMULATED</span>') == page.count("<h2>") > 4
     assert page.count('class="stamp"') == 1
     headings = [line for line in text.splitlines() if line.startswith("#")]
@@ -170,19 +176,18 @@ def test_what_servers_say_is_escaped(tmp_path: Path) -> None:
     assert "</script> | x" not in markdown.render([found])
 
 
-def test_markdown_tables_have_equal_columns(tmp_path: Path) -> None:
-    text = markdown.render([analyse(small(tmp_path))])
-    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+def test_markdown_tables_have_equal_columns(emulated: tuple[Analysis, str, str]) -> None:
+    tables = [block for block in emulated[2].split("\n\n") if block.startswith("|")]
     assert len(tables) == 5
     for table in tables:
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
 
-def test_charts_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    found = analyse(make_run(tmp_path, sessions=10, turns=8))
-    once, again = ([svg(chart, [found]) for chart in CHARTS] for _ in range(2))
-    assert once == again
-    assert [text is None for text in once] == [chart.id == "frontier" for chart in CHARTS]
+def test_charts_are_the_same_bytes_each_time(emulated: tuple[Analysis, str, str]) -> None:
+    found, page, _ = emulated
+    for chart in CHARTS:
+        again = svg(chart, [found])
+        assert again is None if chart.id == "frontier" else again is not None and again in page
 
 
 def test_several_runs_make_the_frontier(tmp_path: Path) -> None:
