@@ -13,10 +13,12 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+import replay.cli
+import reports.cli
+import workloads.cli
+from replay.emulator.cli import emulate
+from replay.experiment import load_experiment
 from workloads.errors import UserError
-
-# The packages are imported when a verb needs them: help comes at once, and a client worker, which imports this module
-# again, does not carry the report's libraries.
 
 app = App(
     name="decodegate",
@@ -28,10 +30,10 @@ app = App(
 
     Start with: decodegate demo. Then write an experiment file, and: decodegate check, decodegate compare.""",
 )
-app.command("workloads.cli:app", name="workload", help="Look at recorded sessions, or generate some.")
-app.command("replay.cli:check", name="check", help="Preflight: can these two backends be compared?")
-app.command("reports.cli:report", name="report", help="HTML, Markdown and JSON from a run directory.")
-app.command("replay.emulator.cli:emulate", name="emulate", help="Run the embedded emulator on its own.")
+app.command(workloads.cli.app)
+app.command(replay.cli.check)
+app.command(reports.cli.report)
+app.command(emulate)
 
 
 @app.command
@@ -62,11 +64,6 @@ def compare(
     allow_unmatched
         Measure although the GPUs differ or are not declared. Every page of the report will say so.
     """
-    import reports.cli
-
-    import replay.cli
-    from replay.experiment import load_experiment
-
     folder = replay.cli.compare(
         load_experiment(experiment), run=run, resume=resume, dry_run=dry_run, allow_unmatched=allow_unmatched
     )
@@ -84,10 +81,6 @@ def demo(*, run: Path | None = None) -> int:
     run
         The run directory to make. By default runs/demo-DATE-TIME.
     """
-    import reports.cli
-
-    import replay.cli
-
     return reports.cli.report(replay.cli.demo(run))
 
 

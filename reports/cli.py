@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
-from reports.analysis import Analysis, analyse
-from reports.render import html, json, markdown, words
-
-_FILES = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
+if TYPE_CHECKING:
+    from reports.analysis import Analysis
 
 
 def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
@@ -31,10 +29,15 @@ def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name
     output
         Folder to write to, instead of the run directory.
     """
+    # a second of imports that the command's other verbs, and its client workers, do without
+    from reports.analysis import analyse
+    from reports.render import html, json, markdown
+
+    files = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
     analyses = [analyse(path) for path in (run, *more)]
     folder = output or run
     folder.mkdir(parents=True, exist_ok=True)
-    for name, render in _FILES.items():
+    for name, render in files.items():
         _replace(folder / name, render(analyses))
     _print(analyses[0], folder)
     return 2 if analyses[0].conclusion.outcome == "INCONCLUSIVE" else 0
@@ -47,6 +50,8 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _print(analysis: Analysis, folder: Path) -> None:
+    from reports.render import words
+
     console = Console(highlight=False, soft_wrap=True)
     for stamp in analysis.stamps:
         console.print(f"[black on yellow] {escape(stamp)} [/]")
