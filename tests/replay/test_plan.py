@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,26 @@ def test_open_loop_cuts_only_time_in_which_no_session_is_active(tmp_path: Path) 
     offsets = {s.id: [t.offset_s for t in s.streams[0].turns] for s in sessions(tmp_path)}
     assert offsets == {"a": [0, 12], "b": [0, 6]}
     assert plan.pause_removed_share == pytest.approx((34 + 54) / (39 + 59), abs=1e-6)
+
+
+def test_br_39_memory_does_not_grow_with_the_length_of_sessions(tmp_path: Path) -> None:
+    """One session is held at a time: four times the sessions take no four times the memory."""
+
+    def peak(sessions: int) -> int:
+        def traces() -> Iterator[Trace]:
+            for number in range(sessions):
+                yield simple(f"t{number}", 400)
+
+        folder = tmp_path / str(sessions)
+        folder.mkdir()
+        tracemalloc.start()
+        build_plan(traces(), experiment(), max_context=None, rendering_digest="r", folder=folder)
+        _, highest = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return highest
+
+    peak(4)  # what is imported and cached at first use
+    assert peak(40) < 1.5 * peak(10)
 
 
 def test_workload_sessions_takes_a_seeded_part(tmp_path: Path) -> None:

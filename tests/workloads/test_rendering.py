@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -193,8 +194,25 @@ def test_bytes_are_the_same_in_another_process() -> None:
         for seed in ("1", "2")
     ]
     assert out[0] == out[1]
-    # computed once by hand from the definition: SHA-256, splitmix64, modulo
-    assert out[0].startswith("[[")
+
+
+def test_content_is_what_its_definition_says() -> None:
+    """SHA-256 and splitmix64 once more, in plain integers: what any platform must give."""
+
+    def expected(seed: int, length: int, size: int) -> list[int]:
+        words = []
+        for step in range(1, length + 1):
+            z = (seed + step * 0x9E3779B97F4A7C15) % 2**64
+            z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+            z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+            words.append(((z ^ (z >> 31)) >> 32) % size)
+        return words
+
+    prefix = hashlib.sha256(b"5:block1:13:key").digest()
+    for block_id in (1, -2, 10**12):
+        digest = hashlib.sha256(prefix + str(block_id).encode()).digest()
+        seed = int.from_bytes(digest[:8], "little")
+        assert block_tokens("key", [block_id], 7, 1000).tolist() == [expected(seed, 7, 1000)]
 
 
 def test_token_range_is_checked() -> None:
