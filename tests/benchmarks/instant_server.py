@@ -25,38 +25,42 @@ HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"server: instant\r\ntransfer-encoding: chunked\r\n\r\n"
 )
+BASE: dict[str, object] = {"id": "cmpl-0123456789abcdef0123456789abcdef", "created": 1796042895, "model": "instant"}
+OBJECTS = {False: "text_completion", True: "chat.completion.chunk"}
 _MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+
+
+def _line(event: dict[str, object]) -> bytes:
+    line = b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(line), line)
+
+
+def _usage(count: int) -> dict[str, int]:
+    return {"prompt_tokens": 10, "total_tokens": 10 + count, "completion_tokens": count}
+
+
+@functools.cache
+def _token(chat: bool, number: int, last: bool, ids: bool, continuous: bool) -> bytes:
+    """The HTTP chunk of one token: made once, so that a reply of a new length costs nothing."""
+    choice: dict[str, object] = {"index": 0}
+    choice |= {"delta": {"content": " word"}} if chat else {"text": " word"}
+    choice |= {"logprobs": None, "finish_reason": "length" if last else None, "stop_reason": None}
+    if ids:
+        choice["token_ids"] = [1000 + number]
+    event: dict[str, object] = {**BASE, "object": OBJECTS[chat], "choices": [choice]}
+    if continuous:
+        event["usage"] = _usage(number)
+    return _line(event)
 
 
 @functools.cache
 def events(chat: bool, tokens: int, ids: bool, continuous: bool) -> list[bytes]:
     """The reply as HTTP chunks, one for each event."""
-    base = {
-        "id": "cmpl-0123456789abcdef0123456789abcdef",
-        "object": "chat.completion.chunk" if chat else "text_completion",
-        "created": 1796042895,
-        "model": "instant",
-    }
-
-    def usage(count: int) -> dict[str, int]:
-        return {"prompt_tokens": 10, "total_tokens": 10 + count, "completion_tokens": count}
-
-    found: list[dict[str, object]] = []
-    for number in range(1, tokens + 1):
-        choice: dict[str, object] = {"index": 0}
-        choice |= {"delta": {"content": " word"}} if chat else {"text": " word"}
-        choice |= {"logprobs": None, "finish_reason": "length" if number == tokens else None, "stop_reason": None}
-        if ids:
-            choice["token_ids"] = [1000 + number]
-        event: dict[str, object] = {**base, "choices": [choice]}
-        if continuous:
-            event["usage"] = usage(number)
-        found.append(event)
-    found.append({**base, "choices": [], "usage": usage(tokens)})
-    lines = [b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n" for event in found]
-    lines.append(b"data: [DONE]\n\n")
-    return [b"%x\r\n%s\r\n" % (len(line), line) for line in lines]
+    found = [_token(chat, number, number == tokens, ids, continuous) for number in range(1, tokens + 1)]
+    found.append(_line({**BASE, "object": OBJECTS[chat], "choices": [], "usage": _usage(tokens)}))
+    done = b"data: [DONE]\n\n"
+    return [*found, b"%x\r\n%s\r\n" % (len(done), done)]
 
 
 @functools.cache
@@ -70,20 +74,28 @@ class Server(asyncio.Protocol):
     def __init__(self, pace: Pace | None, model: str) -> None:
         self.pace = pace
         self.model = model
-        self.received = b""
+        self.received = bytearray()
+        self.whole = 0
+        """Length of the request that is coming in, header included; 0 while its header is not there."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        while (end := self.received.find(b"\r\n\r\n")) >= 0:
-            head = self.received[:end]
-            length = _LENGTH.search(head)
-            whole = end + 4 + (int(length[1]) if length else 0)
-            if len(self.received) < whole:
+        while True:
+            if not self.whole:
+                end = self.received.find(b"\r\n\r\n")
+                if end < 0:
+                    return
+                length = _LENGTH.search(self.received, 0, end)
+                self.whole = end + 4 + (int(length[1]) if length else 0)
+            if len(self.received) < self.whole:
                 return
-            body, self.received = self.received[end + 4 : whole], self.received[whole:]
+            # of a long prompt only the fields before it are looked at, and they come first
+            head, _, body = bytes(self.received[: min(self.whole, 4096)]).partition(b"\r\n\r\n")
+            del self.received[: self.whole]
+            self.whole = 0
             self.answer(head, body)
 
     def answer(self, head: bytes, body: bytes) -> None:

@@ -106,7 +106,7 @@ def _write_corpus(path: Path) -> int:
     turns = 0
     with path.open("w") as file:
         kept = 0
-        for trace in generate(GeneratorSettings(sessions=20_000, seed=7, subagent_share=0.0)):
+        for trace in generate(GeneratorSettings(sessions=20_000, seed=7, input_scale=2.8, subagent_share=0.0)):
             if len(trace.streams[0].turns) < 40:
                 continue
             del trace.streams[0].turns[40:]
