@@ -17,7 +17,7 @@ import replay.cli
 import reports.cli
 import workloads.cli
 from replay.emulator.cli import emulate
-from replay.experiment import load_experiment
+from replay.experiment import json_schema, load_experiment
 from workloads.errors import UserError
 
 app = App(
@@ -68,6 +68,12 @@ def compare(
         load_experiment(experiment), run=run, resume=resume, dry_run=dry_run, allow_unmatched=allow_unmatched
     )
     return 0 if folder is None else reports.cli.report(folder)
+
+
+@app.command
+def schema() -> None:
+    """Print the JSON Schema of the experiment file, for editors."""
+    print(json_schema())
 
 
 @app.command

@@ -18,7 +18,7 @@ from replay.crew import Crew
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
 from replay.plan import build_plan, plan_digest, read_plan
-from replay.preflight import Prepared, model_name, prepare, wire_limits
+from replay.preflight import Prepared, model_name, prepare, request_headers, wire_limits
 from replay.progress import Event, Tell
 from replay.records import Block, Manifest, Plan
 from replay.worker import Assignment
@@ -75,6 +75,8 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
         )
     rundir.create(run)
     prepared = prepare(experiment, run / "check", tell)
+    for backend in described:
+        backend.settings |= prepared.facts[backend.name].server
     plan, workload_digest = make_plan(experiment, prepared, run)
     tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
     (run / "experiment.yaml").write_text(frozen_yaml(experiment))
@@ -202,7 +204,7 @@ def _assignments(
             worker=number,
             lanes=list(range(number, len(plan.lanes), count)),
             url=url,
-            headers=getattr(experiment.backends, name).headers,
+            headers=request_headers(experiment, name),
             rendering=msgspec.structs.replace(rendering, model=model_name(experiment, name)),
             limits=wire_limits(experiment),
             block_salt=salt,

@@ -82,7 +82,7 @@ class Crew:
                     f"client worker {number} died (exit {self._processes[number].exitcode}); what it recorded is kept"
                 ) from None
             if isinstance(message, worker.Failed):
-                raise UserError(f"client worker {number} failed: {message.text}")
+                raise UserError(message.text)
             yield number, message
 
     def close(self) -> None:

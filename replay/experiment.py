@@ -23,8 +23,8 @@ class Synthetic(_Model):
     """Number of sessions."""
     seed: int = 1
     """Same seed, same sessions, on every platform."""
-    max_turns: int | None = Field(None, ge=1)
-    """Longest session, in turns of the main agent."""
+    max_turns: int | None = Field(None, ge=3)
+    """Longest stream, in turns."""
     input_scale: float = Field(1.0, gt=0)
     """Multiplies prompt lengths."""
     output_scale: float = Field(1.0, gt=0)
@@ -195,7 +195,8 @@ class Backend(_Model):
     model: str | None = None
     """Model name as served here, if it differs from the experiment's."""
     headers: dict[str, str] = {}
-    """Extra request headers. Values are kept out of the run directory."""
+    """Extra request headers, for instance {Authorization: "Bearer ${TOKEN}"}: ${NAME} is taken from the environment.
+    Values are kept out of the run directory."""
     gpus: Gpus | None = None
     """GPUs that serve it."""
 

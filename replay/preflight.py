@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
+from string import Template
 
 import msgspec
 
@@ -67,8 +69,7 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
 
 
 async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.Facts:
-    headers = getattr(experiment.backends, name).headers
-    async with Wire(url, wire_limits(experiment), connections=8, headers=headers) as wire:
+    async with Wire(url, wire_limits(experiment), connections=8, headers=request_headers(experiment, name)) as wire:
         return await probes.probe(wire, rendering, control=control)
 
 
@@ -81,6 +82,19 @@ def model_name(experiment: Experiment, name: str) -> str:
     """The model's name as this backend serves it."""
     own: str | None = getattr(experiment.backends, name).model
     return own or experiment.model
+
+
+def request_headers(experiment: Experiment, name: str) -> dict[str, str]:
+    """The backend's extra headers, with ${NAME} taken from the environment. Raises UserError for a name not set."""
+    headers: dict[str, str] = {}
+    for header, value in getattr(experiment.backends, name).headers.items():
+        try:
+            headers[header] = Template(value).substitute(os.environ)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"backends.{name}.headers.{header}: {error} is not set in the environment (a plain $ is written $$)"
+            ) from None
+    return headers
 
 
 def wire_limits(experiment: Experiment) -> Limits:

@@ -52,7 +52,7 @@ class Facts(msgspec.Struct, kw_only=True):
     template: Template
     max_model_len: int | None
     server: dict[str, str | int | float | bool | None]
-    """version, fingerprint, model: for the block's record."""
+    """version, fingerprint, max_model_len: for the manifest."""
     findings: list[Finding]
 
 
@@ -107,7 +107,6 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
     server: dict[str, str | int | float | bool | None] = {
         "version": version,
         "fingerprint": first.server_fingerprint,
-        "model": rendering.model,
         "max_model_len": max_model_len,
     }
     return Facts(control=control, template=template, max_model_len=max_model_len, server=server, findings=findings)

@@ -116,7 +116,6 @@ class HealthSample(msgspec.Struct, kw_only=True, omit_defaults=True):
     cpu_share: float
     """CPU seconds per second of this worker process."""
     rss_bytes: int
-    emulated: bool = False
 
 
 class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -222,6 +221,7 @@ class Backend(msgspec.Struct, kw_only=True):
     gpus: Gpus | None
     emulated: bool
     settings: dict[str, str | int | float | bool | None] = {}
+    """Declared: model, the emulator's own. Seen in preflight: version, fingerprint, max_model_len."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -269,5 +269,3 @@ class Block(msgspec.Struct, kw_only=True):
     not_reached: int | None = None
     """Planned turns that were never sent, because the block ended first or their session was given up."""
     finished: bool = False
-    server: dict[str, str | int | float | bool | None] = {}
-    """What the server said of itself: version, fingerprint, model."""

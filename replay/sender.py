@@ -9,7 +9,11 @@ from replay.outcomes import Outcome, outcome_sliced
 from replay.recorder import Recorder
 from replay.records import Phase, RequestRecord
 from replay.wire import Exchange, Wire
+from workloads.errors import UserError
 from workloads.rendering import PATHS, Rendering
+
+_UNREACHABLE = 10
+"""Connections refused or timed out in a row, none made in between, after which the server counts as gone."""
 
 
 class Sender:
@@ -17,13 +21,18 @@ class Sender:
 
     def __init__(self, wire: Wire, rendering: Rendering, recorder: Recorder) -> None:
         self.last_end_ns = 0
+        self._unreachable = 0
         self._wire = wire
         self._recorder = recorder
         self._rendering = rendering
         self._path = PATHS[rendering.api]
 
     async def send(self, outgoing: Outgoing) -> Ended:
-        """Send a measured turn. Never raises for what the server or the network does."""
+        """Send a measured turn. What the server or the network does to it is recorded, not raised.
+
+        Raises UserError once the server is gone: failing through the rest of the plan would only take time, and a
+        block that is cut off here can be measured again with --resume.
+        """
         record = await self.record(outgoing, "measured")
         self.last_end_ns = max(self.last_end_ns, record.end_ns)
         return Ended(record.end_ns, record.status == "ok")
@@ -41,6 +50,12 @@ class Sender:
         )
         record = _record(outgoing, request_id, phase, exchange, outcome)
         self._recorder.request(record, outcome.chunks)
+        self._unreachable = self._unreachable + 1 if exchange.failure == "no connection" else 0
+        if self._unreachable >= _UNREACHABLE:
+            raise UserError(
+                f"{self._wire.url}: {_UNREACHABLE} connections in a row failed ({exchange.detail}): the server is gone."
+                " What was measured is kept; bring it back and continue with --resume"
+            )
         return record
 
 

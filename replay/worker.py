@@ -26,6 +26,7 @@ from replay.records import Play, Session
 from replay.sender import Sender
 from replay.warmup import warm_up
 from replay.wire import Limits, Wire
+from workloads.errors import UserError
 from workloads.rendering import Rendering, token_table
 
 _NO_LIMIT = 1_000_000
@@ -86,7 +87,7 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Worker to parent: a fault of ours or of this host, not of the server."""
+    """Worker to parent: the block cannot go on; the text is for the user."""
 
     text: str
 
@@ -110,8 +111,10 @@ def main(assignment: Assignment, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     try:
         uvloop.run(_run(assignment, pipe))
+    except UserError as error:
+        send_message(pipe, Failed(str(error)))
     except Exception as error:
-        send_message(pipe, Failed(f"{type(error).__name__}: {error}"))
+        send_message(pipe, Failed(f"client worker {assignment.worker} failed: {type(error).__name__}: {error}"))
         raise
 
 

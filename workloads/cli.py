@@ -26,6 +26,11 @@ app = App(
     help="Look at recorded agent sessions before they are replayed, or generate synthetic ones.",
 )
 
+_WIDE = 110
+"""Columns of a terminal that all percentiles fit into."""
+_SPARE = {"p25", "p75", "p95"}
+"""Left out on narrower ones; --json and --html have them."""
+
 LABELS = {
     "requests_per_session": "requests / session",
     "input_tokens": "input tokens / request",
@@ -100,15 +105,18 @@ def inspect(
         document = {"path": str(path), "digest": digest.hexdigest(), "notes": notes, "statistics": found}
         print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    console = Console()
+    console = Console() if Console().is_terminal else Console(width=_WIDE)
     console.print(f"[bold]{path}[/]  content digest {digest.hexdigest()[:16]}", highlight=False)
     for sheet in sheets(found, notes):
-        table = Table(title=sheet.title, caption=sheet.about, box=box.SIMPLE_HEAD, title_justify="left")
+        table = Table(
+            title=sheet.title, caption=sheet.about, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0)
+        )
         table.title_style, table.caption_style, table.caption_justify = "bold", "dim", "left"
-        for place, column in enumerate(sheet.columns):
-            table.add_column(column, justify="right" if place else "left", overflow="fold")
+        shown = [place for place, column in enumerate(sheet.columns) if console.width >= _WIDE or column not in _SPARE]
+        for place in shown:
+            table.add_column(sheet.columns[place], justify="right" if place else "left", no_wrap=0 < place < 10)
         for row in sheet.rows:
-            table.add_row(*row)
+            table.add_row(*[row[place] for place in shown])
         console.print(table)
     if html is not None:
         console.print(f"charts: {html}")
@@ -252,9 +260,13 @@ def _write(path: Path, text: str) -> None:
 
 
 def _number(value: float | None) -> str:
-    """Three or four figures, thousands with commas; '-' for what is not known."""
+    """Three figures and a unit (k, M, G) from 10,000 on; '-' for what is not known."""
     if value is None:
         return "-"
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= max(size, 1e4):
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if abs(scaled) >= 100 else f"{scaled:.3g}{unit}"
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"

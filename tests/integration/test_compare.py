@@ -19,6 +19,7 @@ from replay.emulator import language, process
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.truth import read_emissions
 from replay.plan import SessionFile, read_plan
+from replay.progress import Event
 from replay.records import CHUNK
 from tests.integration.runs import GPUS, blocks, experiment, records, run
 from workloads.errors import UserError
@@ -168,6 +169,37 @@ def test_end_session_on_failure_leaves_turns_not_reached(tmp_path: Path) -> None
         assert block.not_reached is not None
         assert block.not_reached > 0
         assert len(records(path)) + block.not_reached == 101
+
+
+def test_a_server_that_dies_ends_the_block_and_resume_measures_it_again(tmp_path: Path) -> None:
+    """Pauses of the remaining turns are not waited out; nothing finished is lost."""
+    server = process.start(EmulatorSettings(), tmp_path / "log")
+    port = int(server.url.rsplit(":", 1)[1])
+    described = experiment(
+        both={"url": server.url, "gpus": GPUS}, token_ids=[500, 4000], replay={"lanes": 12, "pause_cap_s": 1.0}
+    )
+    folder = tmp_path / "run"
+    manifest = start_run(described, folder, allow_unmatched=False, tell=lambda _: None)
+
+    def tell(event: Event) -> None:
+        if event.block == 2 and event.counts and event.counts.ended > 5:
+            process.stop(server)
+
+    with pytest.raises(UserError, match="the server is gone"):
+        run_blocks(described, folder, manifest, tell)
+    assert [block.index for _, block in blocks(folder)] == [1]
+    again = subprocess.Popen(
+        [sys.executable, "-m", "decodegate", "emulate", "--port", str(port)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert again.stdout is not None
+        again.stdout.readline()
+        run_blocks(described, folder, resume_run(described, folder), lambda _: None)
+    finally:
+        again.terminate()
+        again.wait(20)
+    assert [block.index for _, block in blocks(folder)] == [1, 2]
+    assert all(len(records(path)) == 101 for path, _ in blocks(folder))
 
 
 def test_kill_9_in_mid_block_then_resume(tmp_path: Path) -> None:

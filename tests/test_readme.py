@@ -1,0 +1,129 @@
+"""README: every command in it runs, and its key table is the experiment's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replay.emulator import process
+from replay.emulator.settings import EmulatorSettings
+from tests.readme import README, updated
+
+TEXT = README.read_text()
+COMMANDS = [
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+INLINE = re.findall(r"`(decodegate [a-z]+ --?[^`]+|decodegate [a-z]+ [a-z]+ -[^`]+)`", TEXT)
+
+
+def decodegate(command: str, folder: Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(command)
+    assert words[0] == "decodegate"
+    return subprocess.run(
+        [sys.executable, "-m", "decodegate", *words[1:]], cwd=folder, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the README's experiment file, its two servers emulated, and some sessions as its traces."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "traces").mkdir()
+    shutil.copy(README.parent / "workloads" / "demo.jsonl", folder / "traces")
+    blocks = re.findall(r"```yaml (\S+)\n(.*?)```", TEXT, re.DOTALL)
+    assert [name for name, _ in blocks] == ["experiment.yaml"]
+    servers = [
+        process.start(
+            EmulatorSettings(time_scale=10, model="kimi-k3", decode_backend=backend), folder / f"log-{backend}"
+        )
+        for backend in ("auto", "latency_specialized")
+    ]
+    text = blocks[0][1]
+    for url, server in zip(("http://vllm-a:8000", "http://vllm-b:8000"), servers, strict=True):
+        assert url in text
+        text = text.replace(url, server.url)
+    # the emulator's vocabulary is smaller than a real model's, and its pauses need not be waited out
+    text = text.replace("workload:\n", "token_ids: [500, 4000]\nworkload:\n").replace(
+        "pause_cap_s: 60", "pause_cap_s: 0.1"
+    )
+    (folder / "experiment.yaml").write_text(text)
+    yield folder
+    for server in servers:
+        process.stop(server)
+
+
+def test_the_commands_run_in_order(place: Path) -> None:
+    ours = [command for command in COMMANDS if command.startswith("decodegate ")]
+    assert len(ours) == 6
+    for command in ours:
+        done = decodegate(command, place)
+        assert done.returncode == (0 if "compare" not in command and "report" not in command else done.returncode), (
+            command
+        )
+        assert done.returncode in (0, 2), (command, done.stdout[-2000:], done.stderr[-2000:])
+        assert "Traceback" not in done.stderr
+    assert (place / "runs" / "first" / "report.html").exists()
+    assert json.loads((place / "runs" / "first" / "report.json").read_text())
+
+
+def test_the_commands_in_the_text_run(tmp_path: Path) -> None:
+    assert len(INLINE) == 2
+    generate = next(command for command in INLINE if "generate" in command)
+    assert decodegate(generate, tmp_path).returncode == 0
+    assert len((tmp_path / "sessions.jsonl").read_text().splitlines()) == 24
+    emulate = next(command for command in INLINE if "emulate" in command)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = shlex.split(emulate.replace("8000", str(port)))
+    server = subprocess.Popen([sys.executable, "-m", "decodegate", *words[1:]], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        assert f"127.0.0.1:{port}" in server.stdout.readline()
+    finally:
+        server.terminate()
+        server.wait(20)
+    schema = json.loads(decodegate("decodegate schema", tmp_path).stdout)
+    assert set(schema["required"]) == {"model", "workload", "backends"}
+
+
+def test_make_knows_the_named_targets() -> None:
+    named = set(re.findall(r"make (?:PYTHON=\S+ )?([a-z]+)", TEXT))
+    assert {"demo", "test", "lint", "bench"} <= named
+    for target in named & {"demo", "test", "lint", "bench"}:
+        subprocess.run(["make", "-n", target], cwd=README.parent, check=True, capture_output=True)
+
+
+def test_the_key_table_is_up_to_date() -> None:
+    assert updated(TEXT) == TEXT, "run: python -m tests.readme"
+
+
+@pytest.mark.slow
+def test_the_demo_ends_in_a_report_that_says_emulated(tmp_path: Path) -> None:
+    """What `make demo` runs; a second plan with the same seed has the same digest."""
+    done = decodegate("decodegate demo --run demo", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "EMULATED" in done.stdout
+    assert "P90 interactivity" in done.stdout
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert page.count("EMULATED") > 5
+    assert not re.search(r"(?:src|href)\s*=\s*[\"']?https?://", page)
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    digest = json.loads((tmp_path / "demo" / "manifest.json").read_text())["plan_digest"]
+    again = tmp_path / "again.yaml"
+    shutil.copy(README.parent / "replay" / "demo.yaml", again)
+    dry = decodegate("decodegate compare again.yaml --dry-run", tmp_path)
+    assert digest in dry.stdout.replace("\n", "")
+    assert report
