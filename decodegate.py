@@ -90,14 +90,22 @@ def demo(*, run: Path | None = None) -> int:
     return reports.cli.report(replay.cli.demo(run))
 
 
+def _complain(text: str) -> None:
+    Console(stderr=True).print(f"decodegate: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+
+
 def main() -> None:
     """Entry point: errors become words, results become exit codes."""
     try:
         code = app(exit_on_error=False, print_error=True, result_action="return_value")
     except UserError as error:
-        Console(stderr=True).print(f"decodegate: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        _complain(str(error))
         sys.exit(3)
     except CycloptsError:
+        sys.exit(3)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}: choose another place, or mend it")
         sys.exit(3)
     except KeyboardInterrupt:
         Console(stderr=True).print("decodegate: interrupted")

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from replay import backends, gpus
+from replay import backends, gpus, host
 from replay.compare import block_order, make_plan, plan_summary, resume_run, run_blocks, start_run
 from replay.experiment import Experiment, load_experiment
 from replay.plan import plan_digest
@@ -37,8 +37,10 @@ def check(experiment: Path) -> None:
     """
     console = Console()
     described = load_experiment(experiment)
-    reasons = gpus.mismatches(*[backends.described(described, name) for name in backends.NAMES])
+    reasons = _mismatches(described)
     with tempfile.TemporaryDirectory() as scratch, showing(console) as tell:
+        for finding in host.check_client(described.replay.lanes):
+            tell(Event(text=str(finding)))
         prepared = prepare(described, Path(scratch) / "servers", tell)
         plan, _ = make_plan(described, prepared, Path(scratch))
         tell(Event(text=f"ok: plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
@@ -94,6 +96,7 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
         plan, digest = make_plan(experiment, prepared, Path(scratch))
     order = block_order(experiment)
     block_s = plan.duration_s if plan.duration_s is not None else plan.estimated_s
+    block_s /= prepared.facts["baseline"].time_scale
     console.print(f"plan digest      {plan_digest(plan)}")
     console.print(f"workload digest  {digest}")
     console.print(f"what             {plan_summary(plan)}")
@@ -105,6 +108,12 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
         f"how long         about {len(order) * block_s / 60:.1f} minutes at the recorded service times "
         f"({block_s:,.0f} s a block), and {experiment.replay.warmup.seconds:.0f} s at most of warm-up for each"
     )
+    for reason in _mismatches(experiment):
+        console.print(f"[red]not matched[/red]      {reason}: compare will refuse without --allow-unmatched")
+
+
+def _mismatches(experiment: Experiment) -> list[str]:
+    return gpus.mismatches(*[backends.described(experiment, name) for name in backends.NAMES])
 
 
 def _latest(name: str) -> Path:

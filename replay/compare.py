@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from replay import backends, gpus, rundir, workload
-from replay.crew import Crew
+from replay import backends, gpus, host, rundir, source
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
 from replay.plan import build_plan, plan_digest, read_plan
@@ -22,6 +21,7 @@ from replay.preflight import Prepared, model_name, prepare, request_headers, wir
 from replay.progress import Event, Tell
 from replay.records import Block, Manifest, Plan
 from replay.worker import Assignment
+from replay.workers import Ended, Workers
 from workloads.content import stable_random
 from workloads.errors import UserError
 from workloads.rendering import Rendering
@@ -37,26 +37,29 @@ _START_DELAY_NS = 200_000_000
 def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple[Plan, str]:
     """Read the workload and write the plan into ``folder``; returns it with the workload's digest."""
     notes = Notes()
-    source = workload.Source(experiment, notes)
+    workload = source.Source(experiment, notes)
     plan = build_plan(
-        source.traces(),
+        workload.traces(),
         experiment,
         max_context=prepared.max_context,
         rendering_digest=prepared.rendering.digest(),
         folder=folder,
         notes=notes,
     )
-    return plan, source.digest()
+    return plan, workload.digest()
 
 
 def block_order(experiment: Experiment) -> list[str]:
-    """Backend of each block: ABBA or BAAB by the seed, repeated; or AB."""
+    """Backend of each block: in each round A B B A or B A A B, drawn by the seed; or always A B."""
     order: list[str] = []
     for number in range(experiment.replay.rounds):
         first, second = backends.NAMES
+        if experiment.replay.order == "AB":
+            order += [first, second]
+            continue
         if stable_random("order of blocks", experiment.replay.seed, number).random() < 0.5:
             first, second = second, first
-        order += [first, second] if experiment.replay.order == "AB" else [first, second, second, first]
+        order += [first, second, second, first]
     return order
 
 
@@ -77,6 +80,7 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
     prepared = prepare(experiment, run / "check", tell)
     for backend in described:
         backend.settings |= prepared.facts[backend.name].server
+        backend.emulated = backend.emulated or prepared.facts[backend.name].emulated
     plan, workload_digest = make_plan(experiment, prepared, run)
     tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
     (run / "experiment.yaml").write_text(frozen_yaml(experiment))
@@ -89,15 +93,15 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
         host=_host(),
         plan_digest=plan_digest(plan),
         workload_digest=workload_digest,
-        workload_source=workload.source_name(experiment),
+        workload_source=source.source_name(experiment),
         backends=described,
         order=block_order(experiment),
         matched_gpus=not reasons,
         unmatched_reasons=reasons,
-        emulated=experiment.emulated,
+        emulated=any(backend.emulated for backend in described),
         workers=experiment.replay.workers,
         salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
-        time_scale=_time_scale(experiment),
+        time_scale=prepared.facts["baseline"].time_scale,
     )
     rundir.write_json(run / "manifest.json", manifest)
     return manifest
@@ -114,15 +118,21 @@ def resume_run(experiment: Experiment, run: Path) -> Manifest:
             f"the experiment differs from {run}/experiment.yaml, with which this run was started: "
             "change it back, or start a new run"
         )
-    if plan_digest(read_plan(run)) != manifest.plan_digest:
-        raise UserError(f"{run}/plan.json was changed after the run was started: start a new run")
+    plan = read_plan(run)
+    if plan_digest(plan) != manifest.plan_digest or _rendering(run).digest() != plan.rendering_digest:
+        raise UserError(f"{run}/plan.json or rendering.json was changed after the run was started: start a new run")
     return manifest
+
+
+def _rendering(run: Path) -> Rendering:
+    return msgspec.json.decode((run / "rendering.json").read_bytes(), type=Rendering)
 
 
 def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell) -> None:
     """Measure every block that is not finished, in order. Finished ones are not touched."""
-    plan = read_plan(run)
-    rendering = msgspec.json.decode((run / "rendering.json").read_bytes(), type=Rendering)
+    for finding in host.check_client(experiment.replay.lanes):
+        tell(Event(text=str(finding)))
+    plan, rendering = read_plan(run), _rendering(run)
     for index, name in enumerate(manifest.order, start=1):
         if rundir.is_finished(run, index, name):
             tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
@@ -136,49 +146,59 @@ def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell
 def _run_block(
     experiment: Experiment, run: Path, plan: Plan, rendering: Rendering, manifest: Manifest, index: int, tell: Tell
 ) -> None:
-    name, blocks, salt = manifest.order[index - 1], len(manifest.order), f"{manifest.salt}/{index}"
+    name = manifest.order[index - 1]
     folder = rundir.block_folder(run, index, name)
+    # an earlier attempt's prompts may still be in the server's cache
+    salt = f"{manifest.salt}/{index}.{rundir.attempts(folder)}"
     folder.mkdir(parents=True)
     planned = plan.turns.get("send", 0)
-    with backends.running(experiment, name, folder / "server") as url:
-        crew = Crew(_assignments(experiment, run, folder, plan, rendering, name, url, salt, manifest.time_scale))
-        try:
-            ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
-            start_ns = time.monotonic_ns() + _START_DELAY_NS
-            block = Block(
-                index=index,
-                backend=name,
-                salt=salt,
-                started_unix_s=time.time() + _START_DELAY_NS / 1e9,
-                started_ns=start_ns,
-                warmup_s=max(message.warmup_s for message in ready),
-                warmup_requests=sum(message.warmup_requests for message in ready),
-            )
-            rundir.write_json(folder / "block.json", block)
-            crew.go(start_ns)
+    block = Block(index=index, backend=name, salt=salt, started_unix_s=time.time(), started_ns=time.monotonic_ns())
+    try:
+        with backends.running(experiment, name, folder / "server") as url:
+            crew = Workers(_assignments(experiment, run, folder, plan, rendering, manifest, name, url, salt))
+            try:
+                ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
+                block.started_ns = time.monotonic_ns() + _START_DELAY_NS
+                block.started_unix_s = time.time() + _START_DELAY_NS / 1e9
+                block.warmup_s = max(message.warmup_s for message in ready)
+                block.warmup_requests = sum(message.warmup_requests for message in ready)
+                block.warmup_planned = sum(message.warmup_planned for message in ready)
+                rundir.write_json(folder / "block.json", block)
+                crew.go(block.started_ns)
 
-            def progress(counts: Counts, in_flight: int) -> None:
-                tell(
-                    Event(
-                        block=index,
-                        blocks=blocks,
-                        backend=name,
-                        counts=counts,
-                        in_flight=in_flight,
-                        planned=planned,
-                        elapsed_s=(time.monotonic_ns() - start_ns) / 1e9,
+                def progress(counts: Counts, in_flight: int) -> None:
+                    tell(
+                        Event(
+                            block=index,
+                            blocks=len(manifest.order),
+                            backend=name,
+                            counts=counts,
+                            in_flight=in_flight,
+                            planned=planned,
+                            elapsed_s=(time.monotonic_ns() - block.started_ns) / 1e9,
+                        )
                     )
-                )
 
-            done = crew.wait_done(progress)
-        finally:
-            crew.close()
+                done = crew.wait_done(progress)
+            finally:
+                crew.close()
+    except KeyboardInterrupt:
+        block.cut_short = "interrupted"
+        rundir.write_json(folder / "block.json", block)
+        raise
+    except Ended as ended:
+        block.cut_short = ended.why
+        rundir.write_json(folder / "block.json", block)
+        raise
     block.drained_ns = time.monotonic_ns()
+    block.sent = sum(message.counts.sent for message in done)
+    block.plays_ended = sum(message.counts.plays_ended for message in done)
+    block.plays_cut = sum(message.counts.plays_cut for message in done)
     if plan.end == "duration" and plan.duration_s is not None:
-        block.ended_ns = start_ns + int(plan.duration_s / manifest.time_scale * 1e9)
+        block.ended_ns = block.started_ns + int(plan.duration_s / manifest.time_scale * 1e9)
     else:
-        block.ended_ns = max([message.last_end_ns for message in done] + [start_ns])
-        block.not_reached = planned - sum(message.counts.sent for message in done)
+        block.ended_ns = max([message.last_end_ns for message in done] + [block.started_ns])
+        block.not_reached = planned - block.sent
     block.finished = True
     rundir.write_json(folder / "block.json", block)
 
@@ -189,14 +209,15 @@ def _assignments(
     folder: Path,
     plan: Plan,
     rendering: Rendering,
+    manifest: Manifest,
     name: str,
     url: str,
     salt: str,
-    time_scale: float,
 ) -> list[Assignment]:
     """The block's lanes dealt out over worker processes."""
     replay = experiment.replay
     count = min(replay.workers, len(plan.lanes))
+    limit = replay.max_in_flight
     return [
         Assignment(
             run=run,
@@ -206,13 +227,14 @@ def _assignments(
             url=url,
             headers=request_headers(experiment, name),
             rendering=msgspec.structs.replace(rendering, model=model_name(experiment, name)),
+            tokenizer=experiment.tokenizer,
             limits=wire_limits(experiment),
             block_salt=salt,
             end_session_on_failure=replay.on_failure == "end_session",
-            max_in_flight=replay.max_in_flight,
+            max_in_flight=None if limit is None else max(1, len(range(number, limit, count))),
             warmup_requests=len(range(number, replay.warmup.requests, count)),
             warmup_s=replay.warmup.seconds,
-            time_scale=time_scale,
+            time_scale=manifest.time_scale,
         )
         for number in range(count)
     ]
@@ -235,14 +257,3 @@ def _host() -> dict[str, str]:
         "cpus": str(os.cpu_count()),
         "memory_bytes": str(psutil.virtual_memory().total),
     }
-
-
-def _time_scale(experiment: Experiment) -> float:
-    scales = {
-        backend.emulator.time_scale
-        for backend in (experiment.backends.baseline, experiment.backends.candidate)
-        if backend.emulator is not None
-    }
-    if len(scales) > 1:
-        raise UserError("backends.*.emulator.time_scale differs: both emulators must run equally fast")
-    return scales.pop() if scales else 1.0

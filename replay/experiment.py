@@ -13,7 +13,7 @@ from workloads.errors import UserError
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
 
 class Synthetic(_Model):
@@ -116,7 +116,7 @@ class Replay(_Model):
     idle_cap_s: float | None = Field(None, ge=0)
     """Open loop: stretches in which no session is active are shortened to this. Left out: nothing is."""
     max_in_flight: int | None = Field(None, ge=1)
-    """Open loop: most requests in flight per worker; later ones wait (their wait counts in the latency)."""
+    """Open loop: most requests in flight; later ones wait (their wait counts in the latency)."""
     start: tuple[float, float] = (0.0, 0.0)
     """Each lane's first session starts at a turn drawn evenly from this share of its main agent's turns."""
     salt: str | None = None

@@ -33,7 +33,7 @@ async def watch(sample: Callable[[HealthSample], None], state: Callable[[], tupl
         if passed_s < _SAMPLE_S:
             continue
         lags.sort()
-        in_flight, busy_lanes = state()
+        in_flight, lanes_in_session = state()
         used_s = time.process_time()
         sample(
             HealthSample(
@@ -41,7 +41,7 @@ async def watch(sample: Callable[[HealthSample], None], state: Callable[[], tupl
                 loop_lag_ms_max=round(lags[-1], 3),
                 loop_lag_ms_p99=round(lags[int(0.99 * (len(lags) - 1))], 3),
                 in_flight=in_flight,
-                busy_lanes=busy_lanes,
+                lanes_in_session=lanes_in_session,
                 cpu_share=round((used_s - cpu_s) / passed_s, 4),
                 rss_bytes=process.memory_info().rss,
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Protocol
 
 import msgspec
@@ -31,7 +31,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._sleepers: dict[asyncio.Future[None], asyncio.Event | None] = {}
         self.closed = False
         """True once the window has closed: nothing may be sent any more."""
 
@@ -44,17 +44,24 @@ class Clock:
         for sleeper in self._sleepers:
             _wake(sleeper)
 
-    async def sleep_until(self, when_ns: int) -> None:
-        """Sleep until ``when_ns`` or until the window closes."""
-        while not self.closed and (left_ns := when_ns - self.now_ns()) > 0:
+    async def sleep_until(self, when_ns: int, over: asyncio.Event | None = None) -> None:
+        """Sleep until ``when_ns``, until the window closes, or until :meth:`end` is called with the same ``over``."""
+        while not self.closed and not (over and over.is_set()) and (left_ns := when_ns - self.now_ns()) > 0:
             sleeper: asyncio.Future[None] = self._loop.create_future()
-            self._sleepers.add(sleeper)
+            self._sleepers[sleeper] = over
             timer = self._loop.call_later(left_ns / 1e9, _wake, sleeper)
             try:
                 await sleeper
             finally:
                 timer.cancel()
-                self._sleepers.discard(sleeper)
+                del self._sleepers[sleeper]
+
+    def end(self, over: asyncio.Event) -> None:
+        """Set the event and end the sleeps that were given it."""
+        over.set()
+        for sleeper, event in self._sleepers.items():
+            if event is over:
+                _wake(sleeper)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:
@@ -87,6 +94,8 @@ class Outgoing(msgspec.Struct, kw_only=True):
     body: list[bytes]
     digest: str
     due_ns: int
+    waited_ns: int = 0
+    """Open loop: wait for a place among the requests in flight."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -102,7 +111,7 @@ class Counts(msgspec.Struct):
     sent: int = 0
     ended: int = 0
     failed: int = 0
-    busy_lanes: int = 0
+    lanes_in_session: int = 0
     plays_ended: int = 0
     plays_cut: int = 0
     """Plays that were under way when the window closed, or were given up after a failure."""
@@ -186,11 +195,13 @@ class _Tree(msgspec.Struct, kw_only=True):
     """For each stream that was started: set when it has ended, however it ended."""
     end_ns: dict[int, int] = {}
     tasks: list[asyncio.Task[None]] = []
-    given_up: bool = False
+    given_up: asyncio.Event
+    head_start_s: float = 0.0
+    """What is taken off the first pause of each stream that starts at once: a lane never starts with a wait."""
 
     @property
     def over(self) -> bool:
-        return self.given_up or self.context.clock.closed
+        return self.given_up.is_set() or self.context.clock.closed
 
 
 async def play_session(context: Context, lane: int, play: Play, ready: Callable[[], None] | None = None) -> None:
@@ -199,12 +210,21 @@ async def play_session(context: Context, lane: int, play: Play, ready: Callable[
     ``ready``: given for a lane's first session, which waits for the block's start; see :func:`play_lane`.
     """
     session = context.sessions(play.session)
-    tree = _Tree(context=context, lane=lane, play=play, session=session, firsts=first_turns(session, play.start_turn))
+    tree = _Tree(
+        context=context,
+        lane=lane,
+        play=play,
+        session=session,
+        firsts=first_turns(session, play.start_turn),
+        given_up=asyncio.Event(),
+    )
     first: list[tuple[int, _Upcoming]] = []
     for index in range(len(session.streams)):
         if _has_turns(tree, index) and (context.plan.mode == "open" or _starts_at_once(tree, index)):
             first.append((index, _Upcoming(tree, index)))
             await first[-1][1].prepare()
+    if play.start_turn:
+        tree.head_start_s = min(upcoming.turn.pause_s for _, upcoming in first if upcoming.turn is not None)
     if ready is not None:
         ready()
         begin_ns = await context.start + context.planned_ns(context.plan.lane_start_s[lane])
@@ -213,7 +233,7 @@ async def play_session(context: Context, lane: int, play: Play, ready: Callable[
         begin_ns = context.clock.now_ns()
     for index, upcoming in first:
         _start(tree, index, upcoming, begin_ns)
-    context.counts.busy_lanes += 1
+    context.counts.lanes_in_session += 1
     try:
         while pending := [task for task in tree.tasks if not task.done()]:
             await asyncio.wait(pending, return_when=asyncio.FIRST_EXCEPTION)
@@ -221,7 +241,7 @@ async def play_session(context: Context, lane: int, play: Play, ready: Callable[
                 if task.done():
                     task.result()  # a fault of our own must not pass unseen
     finally:
-        context.counts.busy_lanes -= 1
+        context.counts.lanes_in_session -= 1
         for task in tree.tasks:
             task.cancel()
     if tree.over:
@@ -251,24 +271,27 @@ def _start(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int) -> None:
 
 async def _play_closed(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int) -> None:
     context = tree.context
+    head_start_s = tree.head_start_s if upcoming.number >= 0 else 0.0  # made ready before the start
     children = _children(tree.session, index)
     try:
         await upcoming.prepare_first()
         while upcoming.turn is not None and not tree.over:
             number, turn = upcoming.number, upcoming.turn
-            for child in turn.joins:
+            for child in upcoming.joins:
                 if child in tree.ended:  # otherwise it was never started: nothing to wait for
                     await tree.ended[child].wait()
                     ready_ns = max(ready_ns, tree.end_ns[child])
-            due_ns = ready_ns + context.planned_ns(turn.pause_s)
-            await context.clock.sleep_until(due_ns)
+            due_ns = ready_ns + context.planned_ns(max(turn.pause_s - head_start_s, 0.0))
+            head_start_s = 0.0
+            await context.clock.sleep_until(due_ns, tree.given_up)
             if tree.over:
                 return
-            sending = _send(tree, index, upcoming, due_ns)
-            ended, _ = await asyncio.gather(sending, upcoming.prepare())  # the next prompt is made as the reply streams
+            outgoing = _outgoing(tree, index, upcoming, due_ns)
+            # the next prompt is made while the reply streams
+            ended, _ = await asyncio.gather(_send(context, outgoing), upcoming.prepare())
             ready_ns = ended.end_ns
             if not ended.ok and context.end_session_on_failure:
-                tree.given_up = True
+                context.clock.end(tree.given_up)
                 return
             for child in children.get(number, []):
                 if _has_turns(tree, child):
@@ -286,17 +309,20 @@ async def _play_open(tree: _Tree, index: int, upcoming: _Upcoming, ready_ns: int
         await context.clock.sleep_until(due_ns)
         if context.clock.closed:
             return
-        sending = _send(tree, index, upcoming, due_ns)
-        tree.tasks.append(asyncio.get_running_loop().create_task(_limited(context, sending)))
+        outgoing = _outgoing(tree, index, upcoming, due_ns)
+        tree.tasks.append(asyncio.get_running_loop().create_task(_when_there_is_room(context, outgoing)))
         await upcoming.prepare()
 
 
-async def _limited(context: Context, sending: Coroutine[None, None, Ended]) -> None:
+async def _when_there_is_room(context: Context, outgoing: Outgoing) -> None:
+    """Open loop: send, after a wait if as many requests as allowed are in flight."""
     if context.in_flight_limit is None:
-        await sending
+        await _send(context, outgoing)
         return
+    since_ns = context.clock.now_ns()
     async with context.in_flight_limit:
-        await sending
+        outgoing.waited_ns = context.clock.now_ns() - since_ns
+        await _send(context, outgoing)
 
 
 class _Upcoming:
@@ -305,6 +331,8 @@ class _Upcoming:
     def __init__(self, tree: _Tree, index: int) -> None:
         self.number = -1
         self.turn: Turn | None = None
+        self.joins: list[int] = []
+        """Children to wait for: the turn's own, and those of turns before it that are not sent."""
         self.body = tree.context.new_body(tree.session, tree.play, index)
         self._turns = iter(enumerate(tree.session.streams[index].turns))
         self._first = tree.firsts[index]
@@ -317,8 +345,11 @@ class _Upcoming:
     async def prepare(self) -> None:
         """Move on to the next turn to send (``turn`` is None after the last) and make its bytes."""
         self.turn = None
+        self.joins = []
         for number, turn in self._turns:
             self.body.advance(turn)
+            if number >= self._first:
+                self.joins += turn.joins
             if number >= self._first and turn.fate == "send":
                 await self.body.prepare()
                 self.number, self.turn = number, turn
@@ -334,11 +365,11 @@ def _children(session: Session, index: int) -> dict[int, list[int]]:
     return children
 
 
-def _send(tree: _Tree, index: int, upcoming: _Upcoming, due_ns: int) -> Coroutine[None, None, Ended]:
-    """Take the prepared turn's bytes now (``upcoming`` may move on) and return the sending of them."""
+def _outgoing(tree: _Tree, index: int, upcoming: _Upcoming, due_ns: int) -> Outgoing:
+    """The prepared turn with its bytes; ``upcoming`` may move on."""
     assert upcoming.turn is not None
     body, digest = upcoming.body.assemble(upcoming.turn)
-    outgoing = Outgoing(
+    return Outgoing(
         session=tree.session,
         play=tree.play,
         lane=tree.lane,
@@ -349,10 +380,9 @@ def _send(tree: _Tree, index: int, upcoming: _Upcoming, due_ns: int) -> Coroutin
         digest=digest,
         due_ns=due_ns,
     )
-    return _counted(tree.context, outgoing)
 
 
-async def _counted(context: Context, outgoing: Outgoing) -> Ended:
+async def _send(context: Context, outgoing: Outgoing) -> Ended:
     if context.clock.closed:  # it waited for its place in the open loop until the window closed
         return Ended(context.clock.now_ns(), False)
     context.counts.sent += 1

@@ -6,7 +6,8 @@ Statuses are those of `replay.records.Status`. The classes of failure (``Outcome
     ----------------------  ---------  ---------------------------------------------------------------------------
     http NNN                failed     refused with this status code
     context overflow        failed     refused because prompt and answer do not fit the model's context
-    no connection           failed     see replay.wire, as for the next four
+    no connection           failed     see replay.wire, as for the next five
+    client limit            failed
     disconnected            failed
     connection lost         failed
     bad http                failed
@@ -42,8 +43,9 @@ import numpy as np
 import numpy.typing as npt
 
 from replay.records import CHUNK, Status, TokenSource
-from replay.replies import Api, Facts, refusal, stream, whole
+from replay.replies import Facts, refusal, stream, whole
 from replay.wire import Exchange, Limits
+from workloads.rendering import Api
 
 Tokens = npt.NDArray[np.int64]
 CountTokens = Callable[[str], int]

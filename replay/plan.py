@@ -6,7 +6,9 @@ for the same input on every platform. Nothing here knows a server or a clock.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -98,7 +100,7 @@ def build_plan(
         lost=dict(sorted({**(notes.counts if notes else {}), **lost}.items())),
     )
     (folder / "plan.json").write_bytes(plan_bytes(plan))
-    return plan
+    return msgspec.json.decode(plan_bytes(plan), type=Plan)  # as anyone will read it: 1 may have become 1.0
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -172,14 +174,17 @@ def _planned(
     trace: traces.Trace, workload: Workload, replay: Replay, max_context: int | None, lost: dict[str, int]
 ) -> Session | None:
     if max_context is not None and workload.over_context == "drop":
-        over = any(_context(turn, workload) > max_context for stream in trace.streams for turn in stream.turns)
+        over = any(
+            _context(turn, workload) > max_context
+            for stream in trace.streams
+            for turn in stream.turns[: workload.max_turns]
+        )
         if over:
             _lose(lost, "session over max_context", trace)
             return None
-    ideal = _ideal_cached(trace)
     streams: list[Stream] = []
-    for index, stream in enumerate(trace.streams):
-        turns = _planned_turns(stream, ideal[index], workload, replay, max_context)
+    for stream in trace.streams:
+        turns = _planned_turns(stream, workload, replay, max_context)
         parent = streams[stream.parent] if stream.parent is not None else None
         if parent is not None and stream.spawn_turn is not None and parent.turns[stream.spawn_turn].fate == "cut":
             for turn in turns:
@@ -197,6 +202,7 @@ def _planned(
     if all(turn.fate == "cut" for turn in streams[0].turns):
         _lose(lost, "session with its first turn over a limit", trace)
         return None
+    _note_ideal_cached(trace, streams)
     key = trace.id if trace.scope == "local" else "global"
     return Session(
         id=trace.id,
@@ -214,9 +220,7 @@ def _lose(lost: dict[str, int], reason: str, trace: traces.Trace) -> None:
     lost[f"turns of a {reason}"] = lost.get(f"turns of a {reason}", 0) + turns
 
 
-def _planned_turns(
-    stream: traces.Stream, ideal: list[int], workload: Workload, replay: Replay, max_context: int | None
-) -> list[Turn]:
+def _planned_turns(stream: traces.Stream, workload: Workload, replay: Replay, max_context: int | None) -> list[Turn]:
     turns = []
     ended = ""
     cap = replay.pause_cap_s if replay.mode == "closed" else None
@@ -238,11 +242,9 @@ def _planned_turns(
                 pause_s=round(turn.pause_s if cap is None else min(turn.pause_s, cap), 6),
                 recorded_pause_s=round(turn.pause_s, 6),
                 offset_s=round(turn.start_s, 6),
-                ideal_cached=ideal[number],
                 fate="cut" if reason else "send",
                 cut_reason=reason,
                 zero_output=turn.zero_output,
-                retry=turn.retry,
             )
         )
     return turns
@@ -256,41 +258,41 @@ def _context(turn: traces.Turn, workload: Workload) -> int:
     return turn.input_tokens + _output(turn, workload)
 
 
-def _ideal_cached(trace: traces.Trace) -> list[list[int]]:
-    """For each stream and turn: leading prompt tokens that the session had sent before, in recorded order of starts.
+def _note_ideal_cached(trace: traces.Trace, planned: list[Stream]) -> None:
+    """Set each turn's ``ideal_cached``: leading prompt tokens that the session's turns sent before it (by recorded
+    start) had in theirs.
 
-    A prefix tree over the session's blocks, as chained digests. Per turn only the blocks after the kept prefix are
-    looked up: the kept ones were sent with the turn before.
+    A prefix tree over the blocks, as chained digests. Per turn only blocks beyond the stream's own known prefix are
+    looked up, so that the work grows with the unique content.
     """
+    size = trace.block_size
     seen: set[bytes] = set()
     chains: list[list[bytes]] = [[] for _ in trace.streams]
-    inputs = [0] * len(trace.streams)
-    ideal = [[0] * len(stream.turns) for stream in trace.streams]
+    known = [0] * len(trace.streams)
+    """For each stream: tokens at the front of its current prompt that were sent before."""
     order = sorted(
         (turn.start_s, index, number)
         for index, stream in enumerate(trace.streams)
         for number, turn in enumerate(stream.turns)
     )
-    size = trace.block_size
     for _, index, number in order:
-        turn = trace.streams[index].turns[number]
+        turn, plan = trace.streams[index].turns[number], planned[index].turns[number]
         chain = chains[index][: turn.keep]
-        shared = min(turn.keep * size, inputs[index], turn.input_tokens)
-        leading = shared == turn.keep * size
-        link = chain[-1] if chain else b""
         for block in turn.new_blocks:
-            link = hashlib.blake2b(link + b"%d" % block, digest_size=12).digest()
-            leading = leading and link in seen
-            if leading:
-                shared += size
-            chain.append(link)
-        full = turn.input_tokens // size
-        seen.update(chain[turn.keep : full])
-        if turn.keep and turn.keep <= full:
-            seen.add(chain[turn.keep - 1])  # it may have been partial before
-        chains[index], inputs[index] = chain, turn.input_tokens
-        ideal[index][number] = min(shared, turn.input_tokens)
-    return ideal
+            chain.append(hashlib.blake2b((chain[-1] if chain else b"") + b"%d" % block, digest_size=12).digest())
+        chains[index] = chain
+        known[index] = min(known[index], turn.keep * size, turn.input_tokens)
+        if plan.fate == "cut":
+            continue
+        first_new = known[index] // size
+        if known[index] % size == 0:
+            for link in chain[first_new:]:
+                if link not in seen:
+                    break
+                known[index] += size
+        plan.ideal_cached = min(known[index], turn.input_tokens)
+        seen.update(chain[first_new : turn.input_tokens // size])
+        known[index] = turn.input_tokens
 
 
 def _sketch(trace: traces.Trace, session: Session, replay: Replay) -> _Sketch:
@@ -403,6 +405,8 @@ def _place_on_the_clock(
             at += max((end for _, end in sketches[play.session].intervals), default=0.0)
     busy = sorted((starts[n] + low, starts[n] + high) for n in starts for low, high in sketches[n].intervals)
     cuts = _idle_cuts(busy, replay.idle_cap_s)
+    ends = [end for end, _, _ in cuts]
+    removed = list(itertools.accumulate((part for _, _, part in cuts), initial=0.0))
     rewritten = sessions_file.with_suffix(".tmp")
     source = SessionFile(sessions_file)
     with rewritten.open("wb") as file:
@@ -410,12 +414,11 @@ def _place_on_the_clock(
             for stream in session.streams:
                 for turn in stream.turns:
                     recorded = starts.get(number, 0.0) + turn.offset_s
-                    removed = sum(part for end, _, part in cuts if end <= recorded + 1e-9)
-                    turn.offset_s = round(recorded - removed, 6)
+                    turn.offset_s = round(recorded - removed[bisect.bisect_right(ends, recorded + 1e-9)], 6)
             file.write(msgspec.json.encode(session) + b"\n")
     source.close()
     rewritten.replace(sessions_file)
-    return sum(idle for _, idle, _ in cuts), sum(idle - removed for _, idle, removed in cuts)
+    return sum(idle for _, idle, _ in cuts), sum(idle - part for _, idle, part in cuts)
 
 
 def _idle_cuts(busy: list[tuple[float, float]], cap: float | None) -> list[tuple[float, float, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from pathlib import Path
 from string import Template
@@ -21,7 +22,7 @@ class Prepared(msgspec.Struct, kw_only=True):
     """Preflight's result: what both backends can take."""
 
     rendering: Rendering
-    facts: dict[str, probes.Facts]
+    facts: dict[str, probes.ServerFacts]
     max_context: int | None
 
 
@@ -36,15 +37,13 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
         vocabulary=backends.vocabulary(experiment),
         sampling=experiment.sampling,
     )
-    for finding in probes.check_client(experiment.replay.lanes):
-        tell(Event(text=_line(finding)))
     control = 0
-    while True:
-        facts: dict[str, probes.Facts] = {}
+    for attempt in itertools.count():
+        facts: dict[str, probes.ServerFacts] = {}
         for name in backends.NAMES:
             rendering = msgspec.structs.replace(base, model=model_name(experiment, name))
             # faults are for the measured blocks: they prove that the report sees them
-            with backends.running(experiment, name, scratch / name, with_faults=False) as url:
+            with backends.running(experiment, name, scratch / f"{name}-{attempt}", with_faults=False) as url:
                 facts[name] = asyncio.run(_probe(experiment, name, url, rendering, control))
         controls = [facts[name].control for name in backends.NAMES]
         if controls[0] == controls[1]:
@@ -52,30 +51,28 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
         control = max(controls)  # both get the same fields: ask again from the weaker one's
     for name in backends.NAMES:
         for finding in facts[name].findings:
-            tell(Event(text=f"{name}: {_line(finding)}"))
+            tell(Event(text=f"{name}: {finding}"))
     templates = [facts[name].template for name in backends.NAMES]
     if templates[0] != templates[1]:
         raise UserError(
             f"the backends' chat templates differ (baseline adds {templates[0]}, candidate {templates[1]}): the same "
             "messages would be different prompts; serve both with one template, or use api: completions"
         )
+    if facts["baseline"].emulated != facts["candidate"].emulated:
+        raise UserError("one backend is an emulator and the other is not: their difference would mean nothing")
+    if facts["baseline"].time_scale != facts["candidate"].time_scale:
+        raise UserError("the emulators' time scales differ: both must run equally fast")
     limits = [facts[name].max_model_len for name in backends.NAMES]
     known = [limit for limit in limits if limit is not None]
     if experiment.workload.max_context is not None:
         known.append(experiment.workload.max_context)
-    return Prepared(
-        rendering=probes.with_facts(base, facts["baseline"]), facts=facts, max_context=min(known) if known else None
-    )
+    rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
+    return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None)
 
 
-async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.Facts:
+async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.ServerFacts:
     async with Wire(url, wire_limits(experiment), connections=8, headers=request_headers(experiment, name)) as wire:
         return await probes.probe(wire, rendering, control=control)
-
-
-def _line(finding: probes.Finding) -> str:
-    mark = {"ok": "ok", "note": "note", "warning": "WARNING"}[finding.level]
-    return f"{mark}: {finding.what}" + (f" ({finding.mend})" if finding.mend else "")
 
 
 def model_name(experiment: Experiment, name: str) -> str:

@@ -1,18 +1,16 @@
-"""Preflight: a handful of requests that show whether the planned comparison can be measured at all.
+"""Probes of one backend: a handful of requests that show whether it can be measured, and how.
 
-Asked of each backend: is the model there; does it stream; does it keep the asked length, and told how; which token
-counts does it give; what does its chat template add; are prompts as long as planned. The answers of both backends must
-fit one rendering, since both get the same bytes.
+Asked: is the model there; does it stream; does it keep the asked length, and told how; which token
+counts does it give; what does its chat template add; are prompts as long as planned. replay/preflight.py makes both
+backends' answers fit one rendering, since both get the same bytes.
 """
 
 from __future__ import annotations
 
-import resource
-from typing import Literal
-
 import msgspec
 
 from replay.outcomes import Outcome, outcome
+from replay.progress import Finding
 from replay.wire import Wire
 from workloads.content import stable_bytes
 from workloads.errors import UserError
@@ -36,33 +34,29 @@ _CONTROLS: list[tuple[LengthControl, bool]] = [
 """Ways to ask for a length, and whether to ask for continuous usage; from most to least exact."""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """One line for the user. ``mend`` says what to change, if anything."""
-
-    level: Literal["ok", "note", "warning"]
-    what: str
-    mend: str = ""
-
-
-class Facts(msgspec.Struct, kw_only=True):
+class ServerFacts(msgspec.Struct, kw_only=True):
     """What one backend showed of itself."""
 
     control: int
     """Index into the ways to ask for a length."""
     template: Template
     max_model_len: int | None
+    emulated: bool
+    """It says itself that it is an emulator, also when it is named by a URL."""
+    time_scale: float
+    """Of an emulator; 1 for a real server."""
     server: dict[str, str | int | float | bool | None]
     """version, fingerprint, max_model_len: for the manifest."""
     findings: list[Finding]
 
 
-def with_facts(rendering: Rendering, facts: Facts) -> Rendering:
-    """The rendering that this backend can take."""
-    control, usage = _CONTROLS[facts.control]
-    return msgspec.structs.replace(rendering, template=facts.template, length_control=control, server_usage=usage)
+def with_control(rendering: Rendering, control: int) -> Rendering:
+    """The rendering that asks for a length in that way."""
+    how, usage = _CONTROLS[control]
+    return msgspec.structs.replace(rendering, length_control=how, server_usage=usage)
 
 
-async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
+async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> ServerFacts:
     """Ask one backend. ``control``: the first way to ask for a length that is still open.
 
     Raises UserError for what makes a measurement impossible, in words that say what to change.
@@ -71,9 +65,12 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
     max_model_len = await _model(wire, rendering.model, findings)
     version = await _version(wire)
     control, first = await _length_control(wire, rendering, control, findings)
-    rendering = with_facts(
-        rendering, Facts(control=control, template=Template(), max_model_len=None, server={}, findings=[])
-    )
+    rendering = with_control(rendering, control)
+    if first.input_tokens is None and rendering.api != "completions":
+        raise UserError(
+            f"{wire.url}: replies carry no usage, so the length of a text prompt cannot be checked: use api: "
+            "completions (token ids are exact), or a server that answers stream_options.include_usage"
+        )
     if first.input_tokens is None:
         findings.append(
             Finding(
@@ -92,7 +89,7 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
             )
         )
     template = Template()
-    if rendering.api != "completions" and first.input_tokens is not None:
+    if rendering.api != "completions":
         template = await _template(wire, rendering)
         findings.append(
             Finding(
@@ -105,52 +102,19 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Facts:
     if first.input_tokens is not None:
         await _lengths(wire, rendering, max_model_len, findings)
     server: dict[str, str | int | float | bool | None] = {
-        "version": version,
+        "version": version.version,
         "fingerprint": first.server_fingerprint,
         "max_model_len": max_model_len,
     }
-    return Facts(control=control, template=template, max_model_len=max_model_len, server=server, findings=findings)
-
-
-def check_client(lanes: int) -> list[Finding]:
-    """Limits of this host. Raises the soft limit of open files where that is allowed.
-
-    Raises UserError if not even one connection a lane can be open.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 8 * lanes + 256  # subagents add requests; files and pipes take the rest
-    if hard != resource.RLIM_INFINITY and hard < lanes + 128:
-        raise UserError(f"{lanes} lanes need {lanes + 128} open files; this host allows {hard}: raise ulimit -n")
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            return [
-                Finding(
-                    "warning",
-                    f"{allowed} open files may be too few for {lanes} lanes with subagents",
-                    "raise ulimit -n",
-                )
-            ]
-    ports = _local_ports()
-    if ports is not None and ports < wanted:
-        return [
-            Finding(
-                "warning",
-                f"{ports} local ports may be too few for {lanes} lanes with subagents",
-                "widen net.ipv4.ip_local_port_range",
-            )
-        ]
-    return [Finding("ok", f"client limits suffice for {lanes} lanes")]
-
-
-def _local_ports() -> int | None:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            low, high = map(int, file.read().split())
-    except (OSError, ValueError):
-        return None
-    return high - low + 1
+    return ServerFacts(
+        control=control,
+        template=template,
+        max_model_len=max_model_len,
+        emulated=version.emulated,
+        time_scale=version.time_scale,
+        server=server,
+        findings=findings,
+    )
 
 
 # -- single questions
@@ -191,15 +155,21 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def _version(wire: Wire) -> str | None:
+class _Version(msgspec.Struct):
+    version: str | None = None
+    emulated: bool = False
+    time_scale: float = 1.0
+
+
+async def _version(wire: Wire) -> _Version:
+    """What /version says; nothing, if the server has no such page."""
     reply = await wire.exchange("/version", b"", {}, method="GET")
     if reply.failure is not None or reply.http_status != 200:
-        return None
+        return _Version()
     try:
-        version = msgspec.json.decode(reply.body, type=dict[str, object]).get("version")
+        return msgspec.json.decode(reply.body, type=_Version)
     except msgspec.MsgspecError:
-        return None
-    return version if isinstance(version, str) else None
+        return _Version()
 
 
 async def _length_control(
@@ -208,8 +178,8 @@ async def _length_control(
     """The most exact way to ask for a length that this server takes, and its reply to it."""
     last: Outcome | None = None
     for index in range(control, len(_CONTROLS)):
-        how, usage = _CONTROLS[index]
-        trial = msgspec.structs.replace(rendering, length_control=how, server_usage=usage)
+        trial = with_control(rendering, index)
+        how = trial.length_control
         last = await _ask(wire, trial, "shape", [64])
         if not last.streamed:
             raise UserError(

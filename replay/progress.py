@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,18 @@ class Event(msgspec.Struct, kw_only=True):
     in_flight: int = 0
     planned: int = 0
     elapsed_s: float = 0.0
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line for the user. ``mend`` says what to change, if anything."""
+
+    level: Literal["ok", "note", "warning"]
+    what: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        mark = "WARNING" if self.level == "warning" else self.level
+        return f"{mark}: {self.what}" + (f" ({self.mend})" if self.mend else "")
 
 
 Tell = Callable[[Event], None]

@@ -3,8 +3,10 @@
     RUN/
       experiment.yaml            the experiment file, resolved and frozen
       manifest.json              Manifest: versions, host, digests
-      plan.json                  Plan: limits, lanes, order of blocks
+      plan.json                  Plan: limits, who plays what
       sessions.jsonl             one Session a line, in the order of Plan.sessions
+      rendering.json             how blocks become bytes (workloads.rendering.Rendering), for --resume
+      check/                     what emulators wrote during preflight
       blocks/NN-BACKEND/         one block; NN counts from 01 in measured order
         block.json               Block, written when the block starts, rewritten (atomically) when it has ended
         wN.requests.jsonl        one RequestRecord a line, by worker N, appended as replies end
@@ -100,6 +102,8 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     throttle_retries: int = 0
     """Retries after 429 or 503 with Retry-After; their wait is inside the latency from ``due_ns``."""
     streamed: bool = True
+    zero_output: bool = False
+    """The recording has no output here; one token was asked for, since none cannot be."""
     server_fingerprint: str | None = None
     notes: list[str] = []
 
@@ -112,7 +116,8 @@ class HealthSample(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Worst lateness of a 10 ms timer since the last sample."""
     loop_lag_ms_p99: float
     in_flight: int
-    busy_lanes: int
+    lanes_in_session: int
+    """Lanes that hold a session, those in a pause too."""
     cpu_share: float
     """CPU seconds per second of this worker process."""
     rss_bytes: int
@@ -137,7 +142,6 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
     """cut: over a limit of the plan, never sent (see also Play.start_turn for turns that are history)."""
     cut_reason: str = ""
     zero_output: bool = False
-    retry: bool = False
 
 
 class Stream(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -266,6 +270,16 @@ class Block(msgspec.Struct, kw_only=True):
     drained_ns: int | None = None
     warmup_s: float | None = None
     warmup_requests: int | None = None
+    """Warm-up requests that succeeded, of ``warmup_planned``."""
+    warmup_planned: int | None = None
+    sent: int | None = None
+    """Turns sent in the measured window, by the workers' own count."""
+    plays_ended: int | None = None
+    plays_cut: int | None = None
+    """Plays under way when the window closed, or given up after a failure."""
     not_reached: int | None = None
     """Planned turns that were never sent, because the block ended first or their session was given up."""
     finished: bool = False
+    cut_short: str | None = None
+    """Why an attempt at this block ended early: "server gone", "interrupted", "client"; null if it did not, or if it
+    was killed and could not say."""

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from replay import sse
 from replay.wire import Exchange, Limits
-
-Api = Literal["completions", "chat", "anthropic"]
-
+from workloads.rendering import Api
 
 # What is read of an event; everything else in it is skipped by the decoder. gc=False: these hold no cycles, and the
 # collector would otherwise walk through thousands of them.

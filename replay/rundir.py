@@ -61,6 +61,11 @@ def is_finished(run: Path, index: int, backend: str) -> bool:
     return block is not None and block.finished
 
 
+def attempts(folder: Path) -> int:
+    """How many interrupted attempts at this block are kept."""
+    return len(list(folder.parent.glob(f"{folder.name}.interrupted-*")))
+
+
 def set_aside(folder: Path) -> Path | None:
     """Rename what an interrupted block left, so that it is kept but never judged; None if there was nothing."""
     if not folder.exists():

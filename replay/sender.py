@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from replay.lanes import Ended, Outgoing
-from replay.outcomes import Outcome, outcome_sliced
+from replay.outcomes import CountTokens, Outcome, outcome_sliced
 from replay.recorder import Recorder
 from replay.records import Phase, RequestRecord
 from replay.wire import Exchange, Wire
@@ -16,21 +16,28 @@ _UNREACHABLE = 10
 """Connections refused or timed out in a row, none made in between, after which the server counts as gone."""
 
 
+class ServerGone(UserError):
+    """Nothing answers at the server's address any more."""
+
+
 class Sender:
     """Sends turns of one block over one wire. ``last_end_ns``: end of the last measured reply, 0 before the first."""
 
-    def __init__(self, wire: Wire, rendering: Rendering, recorder: Recorder) -> None:
+    def __init__(
+        self, wire: Wire, rendering: Rendering, recorder: Recorder, count_tokens: CountTokens | None = None
+    ) -> None:
         self.last_end_ns = 0
         self._unreachable = 0
         self._wire = wire
         self._recorder = recorder
+        self._count_tokens = count_tokens
         self._rendering = rendering
         self._path = PATHS[rendering.api]
 
     async def send(self, outgoing: Outgoing) -> Ended:
         """Send a measured turn. What the server or the network does to it is recorded, not raised.
 
-        Raises UserError once the server is gone: failing through the rest of the plan would only take time, and a
+        Raises ServerGone once the server is gone: failing through the rest of the plan would only take time, and a
         block that is cut off here can be measured again with --resume.
         """
         record = await self.record(outgoing, "measured")
@@ -47,12 +54,13 @@ class Sender:
             asked_output=outgoing.turn.output_tokens,
             exact_length=self._rendering.length_control != "none",
             limits=self._wire.limits,
+            count_tokens=self._count_tokens,
         )
         record = _record(outgoing, request_id, phase, exchange, outcome)
         self._recorder.request(record, outcome.chunks)
         self._unreachable = self._unreachable + 1 if exchange.failure == "no connection" else 0
         if self._unreachable >= _UNREACHABLE:
-            raise UserError(
+            raise ServerGone(
                 f"{self._wire.url}: {_UNREACHABLE} connections in a row failed ({exchange.detail}): the server is gone."
                 " What was measured is kept; bring it back and continue with --resume"
             )
@@ -86,7 +94,7 @@ def _record(outgoing: Outgoing, request_id: str, phase: Phase, exchange: Exchang
         ideal_cached=outgoing.turn.ideal_cached,
         due_ns=outgoing.due_ns,
         sent_ns=exchange.sent_ns,
-        pool_wait_ns=exchange.pool_wait_ns,
+        pool_wait_ns=exchange.pool_wait_ns + outgoing.waited_ns,
         connect_ns=exchange.connect_ns,
         first_byte_ns=exchange.first_byte_ns,
         first_token_ns=outcome.first_token_ns,
@@ -109,6 +117,7 @@ def _record(outgoing: Outgoing, request_id: str, phase: Phase, exchange: Exchang
         reset_retries=exchange.reset_retries,
         throttle_retries=exchange.throttle_retries,
         streamed=outcome.streamed,
+        zero_output=outgoing.turn.zero_output,
         server_fingerprint=outcome.server_fingerprint,
         notes=outcome.notes,
     )

@@ -27,6 +27,14 @@ _SMALL_INPUT = 512
 _SMALL_OUTPUT = 16
 
 
+class Warmed(msgspec.Struct, frozen=True):
+    """What became of a worker's warm-up."""
+
+    seconds: float
+    planned: int
+    succeeded: int
+
+
 async def warm_up(
     sender: Sender,
     new_prompts: NewPrompts,
@@ -38,8 +46,8 @@ async def warm_up(
     budget_s: float,
     block_salt: str,
     worker: int,
-) -> tuple[float, int]:
-    """Send the worker's share of the warm-up; returns seconds used and requests that succeeded.
+) -> Warmed:
+    """Send the worker's share of the warm-up.
 
     ``requests``: number of small requests. What is not done after ``budget_s`` is left out.
     """
@@ -70,7 +78,7 @@ async def warm_up(
             await asyncio.gather(*[one(job) for job in jobs])
     except TimeoutError:
         pass
-    return time.monotonic() - started, succeeded
+    return Warmed(time.monotonic() - started, len(jobs), succeeded)
 
 
 def _small(new_prompts: NewPrompts, block_salt: str, worker: int, number: int) -> Callable[[], Awaitable[Outgoing]]:
@@ -93,13 +101,15 @@ def _small(new_prompts: NewPrompts, block_salt: str, worker: int, number: int) -
 def _histories(
     new_prompts: NewPrompts, session: Session, play: Play, lane: int
 ) -> list[Callable[[], Awaitable[Outgoing]]]:
-    """For each stream that has both history and a future: its last turn of history."""
+    """For each stream that has both history and a future: the last turn of its history that may be sent."""
     jobs: list[Callable[[], Awaitable[Outgoing]]] = []
     for index, first in enumerate(first_turns(session, play.start_turn)):
-        if not 0 < first < len(session.streams[index].turns):
+        turns = session.streams[index].turns
+        past = [number for number, turn in enumerate(turns[:first]) if turn.fate == "send"]
+        if not past or first == len(turns):
             continue
 
-        async def make(index: int = index, last: int = first - 1) -> Outgoing:
+        async def make(index: int = index, last: int = past[-1]) -> Outgoing:
             return await _outgoing(new_prompts, session, play, index, last, lane, output_tokens=1)
 
         jobs.append(make)

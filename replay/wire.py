@@ -11,6 +11,7 @@ connections by rules of their own. The subclass leans on aiohttp's internals, so
 What an exchange can end in, besides a reply (``Exchange.failure``):
 
     no connection      refused, unreachable, not within ``connect_s``, or no TLS
+    client limit       no connection, because this host has no file or port left: not the server's doing
     disconnected       the connection ended before one byte of a reply
     connection lost    ... after the first byte, by a reset or another error of the system
     closed early       ... after the first byte, closed in order by the server, but before the end of the HTTP body
@@ -25,6 +26,7 @@ What an exchange can end in, besides a reply (``Exchange.failure``):
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import time
@@ -34,7 +36,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,6 +53,9 @@ from workloads.errors import UserError
 
 _NEVER_PAUSE = 2**30
 """Read buffer limit, bytes: above any ``max_reply_bytes``, so the parser never stops the transport."""
+
+_OURS: dict[int | None, str] = dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL), "client limit")
+"""Failures to connect that are this host's own."""
 
 _aiohttp_data_received = ResponseHandler.data_received
 
@@ -338,19 +343,6 @@ class Wire:
             last.attempts, last.reset_retries, last.throttle_retries = attempts, reset_retries, throttle_retries
             return last
 
-    async def get_json(self, path: str) -> Any:
-        """The JSON answer to a GET. Raises UserError, naming the address, if there is none."""
-        reply = await self.exchange(path, b"", {}, method="GET")
-        where = f"GET {self.url.rstrip('/')} {path}"
-        if reply.failure is not None:
-            raise UserError(f"{where}: {reply.failure} ({reply.detail})")
-        if reply.http_status != 200:
-            raise UserError(f"{where}: HTTP {reply.http_status} {reply.body[:300].decode('utf-8', 'replace')}".rstrip())
-        try:
-            return msgspec.json.decode(reply.body)
-        except msgspec.DecodeError as error:
-            raise UserError(f"{where}: the answer is not JSON ({error})") from None
-
     async def connect_ahead(self, n: int) -> int:
         """Open idle connections until there are ``n``, in small groups so that no moment has to bear them all, and
         return how many there are: fewer if the server refuses more or ``connections`` allows no more. They last for
@@ -359,11 +351,11 @@ class Wire:
         missing = min(n, self._free) - len(self._idle)
         for start in range(0, missing, 8):
             opened = await asyncio.gather(*(self._open(cuts) for _ in range(start, min(start + 8, missing))))
-            for connection, _, _ in opened:
+            for connection, *_ in opened:
                 if connection is not None:
                     connection.idle_since_ns = time.monotonic_ns()
                     self._idle.append(connection)
-            if any(connection is None for connection, _, _ in opened):
+            if any(connection is None for connection, *_ in opened):
                 break
         return len(self._idle)
 
@@ -392,9 +384,9 @@ class Wire:
             reused = connection is not None
             connect_ns = None
             if connection is None:
-                connection, connect_ns, trouble = await self._open(cuts)
+                connection, connect_ns, trouble, number = await self._open(cuts)
                 if connection is None:
-                    failure = self._cut_as if cuts != self._cuts else "no connection"
+                    failure = self._cut_as if cuts != self._cuts else _OURS.get(number, "no connection")
                     return _unsent(failure, trouble, pool_wait_ns, connect_ns)
             done = connection.begin()
             self._busy.add(connection)
@@ -480,10 +472,11 @@ class Wire:
             and not connection.should_close
         )
 
-    async def _open(self, cuts: int) -> tuple[_Connection | None, int, str | None]:
-        """A new connection or None, ns that it took, and what was wrong."""
+    async def _open(self, cuts: int) -> tuple[_Connection | None, int, str | None, int | None]:
+        """A new connection or None, ns that it took, and what was wrong: words, and the system's number for it."""
         started = time.monotonic_ns()
         trouble = "cut"
+        number: int | None = None
         connection: _Connection | None = None
         try:
             async with self._until_cut(self.limits.connect_s):
@@ -498,7 +491,7 @@ class Wire:
                             server_hostname=self._host if self._ssl else None,
                         )
                     except OSError as error:
-                        trouble = str(error)
+                        trouble, number = str(error), error.errno
                         continue
                     if address is not self._addresses[0]:  # of "localhost", say, often only one address is served
                         self._addresses.remove(address)
@@ -509,7 +502,7 @@ class Wire:
         if connection is not None and cuts != self._cuts:
             connection.abort()
             connection = None
-        return connection, time.monotonic_ns() - started, trouble
+        return connection, time.monotonic_ns() - started, trouble, number
 
     @asynccontextmanager
     async def _until_cut(self, seconds: float | None = None) -> AsyncIterator[None]:

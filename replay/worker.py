@@ -19,13 +19,15 @@ import uvloop
 
 from replay import health
 from replay.lanes import Clock, Context, Counts, play_lane
+from replay.outcomes import CountTokens
 from replay.plan import SessionFile, read_plan
 from replay.prompts import StreamPrompts
 from replay.recorder import Recorder
 from replay.records import Play, Session
-from replay.sender import Sender
+from replay.sender import Sender, ServerGone
 from replay.warmup import warm_up
 from replay.wire import Limits, Wire
+from workloads.content import load_tokenizer
 from workloads.errors import UserError
 from workloads.rendering import Rendering, token_table
 
@@ -44,6 +46,8 @@ class Assignment(msgspec.Struct, kw_only=True, frozen=True):
     url: str
     headers: dict[str, str]
     rendering: Rendering
+    tokenizer: Path | None
+    """Counts the tokens of answers where the server does not; None: its chunks are counted."""
     limits: Limits
     block_salt: str
     end_session_on_failure: bool
@@ -59,6 +63,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     warmup_s: float
     warmup_requests: int
+    warmup_planned: int
 
 
 class Go(msgspec.Struct, tag=True, frozen=True):
@@ -87,8 +92,9 @@ class Done(msgspec.Struct, tag=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """Worker to parent: the block cannot go on; the text is for the user."""
+    """Worker to parent: the block cannot go on. ``why``: see Block.cut_short; the text is for the user."""
 
+    why: str
     text: str
 
 
@@ -111,10 +117,14 @@ def main(assignment: Assignment, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     try:
         uvloop.run(_run(assignment, pipe))
+    except ServerGone as error:
+        send_message(pipe, Failed("server gone", str(error)))
     except UserError as error:
-        send_message(pipe, Failed(str(error)))
+        send_message(pipe, Failed("client", str(error)))
     except Exception as error:
-        send_message(pipe, Failed(f"client worker {assignment.worker} failed: {type(error).__name__}: {error}"))
+        send_message(
+            pipe, Failed("client", f"client worker {assignment.worker} failed: {type(error).__name__}: {error}")
+        )
         raise
 
 
@@ -136,7 +146,7 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
     with Recorder(assignment.folder, assignment.worker) as recorder:
         async with Wire(assignment.url, assignment.limits, connections=_NO_LIMIT, headers=assignment.headers) as wire:
             _listen(pipe, start, clock, wire)
-            sender = Sender(wire, assignment.rendering, recorder)
+            sender = Sender(wire, assignment.rendering, recorder, _counter(assignment.tokenizer))
             context = Context(
                 plan=plan,
                 sessions=sessions,
@@ -149,7 +159,7 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
                 time_scale=assignment.time_scale,
                 counts=counts,
             )
-            warmed_s, warmed = await warm_up(
+            warmed = await warm_up(
                 sender,
                 new_prompts,
                 plan,
@@ -165,11 +175,11 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
             await _or_first_failure(barrier.passed, lanes)
             gc.collect()
             gc.freeze()  # what is there stays: a collection in mid-block would only delay stamps
-            await wire.connect_ahead(len(lanes))
-            send_message(pipe, Ready(warmed_s, warmed))
+            send_message(pipe, Ready(warmed.seconds, warmed.succeeded, warmed.planned))
             start_ns = await start
+            await wire.connect_ahead(len(lanes))  # within the start's delay, so that they are young
             background = [
-                loop.create_task(health.watch(recorder.health, lambda: (wire.in_flight, counts.busy_lanes))),
+                loop.create_task(health.watch(recorder.health, lambda: (wire.in_flight, counts.lanes_in_session))),
                 loop.create_task(_report(pipe, counts, wire)),
                 loop.create_task(_close_in_time(context, start_ns, wire)),
             ]
@@ -177,6 +187,14 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
             for task in background:
                 task.cancel()
     send_message(pipe, Done(counts, sender.last_end_ns))
+
+
+def _counter(path: Path | None) -> CountTokens | None:
+    """Count the tokens of a text as the served model would."""
+    if path is None:
+        return None
+    tokenizer = load_tokenizer(path)
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class _Barrier:

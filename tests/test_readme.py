@@ -65,17 +65,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_the_commands_run_in_order(place: Path) -> None:
+    """To their ends; the two servers are emulators behind URLs, and the report must say so."""
     ours = [command for command in COMMANDS if command.startswith("decodegate ")]
     assert len(ours) == 6
     for command in ours:
         done = decodegate(command, place)
-        assert done.returncode == (0 if "compare" not in command and "report" not in command else done.returncode), (
-            command
-        )
-        assert done.returncode in (0, 2), (command, done.stdout[-2000:], done.stderr[-2000:])
+        page = place / "runs" / "first" / "report.json"
+        judged = "report:" in done.stdout
+        assert judged == ("report" in command or "--run" in command), (command, done.stdout, done.stderr)
+        # a busy machine may well make the run inconclusive; then the exit code must say so
+        outcome = json.loads(page.read_text())["conclusion"]["outcome"] if judged else ""
+        assert done.returncode == (2 if outcome == "INCONCLUSIVE" else 0), (command, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
-    assert (place / "runs" / "first" / "report.html").exists()
-    assert json.loads((place / "runs" / "first" / "report.json").read_text())
+    assert "EMULATED" in (place / "runs" / "first" / "report.html").read_text()
 
 
 def test_the_commands_in_the_text_run(tmp_path: Path) -> None:
@@ -121,9 +123,9 @@ def test_the_demo_ends_in_a_report_that_says_emulated(tmp_path: Path) -> None:
     assert page.count("EMULATED") > 5
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?https?://", page)
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert report["conclusion"]["outcome"] == "candidate faster"
     digest = json.loads((tmp_path / "demo" / "manifest.json").read_text())["plan_digest"]
     again = tmp_path / "again.yaml"
     shutil.copy(README.parent / "replay" / "demo.yaml", again)
     dry = decodegate("decodegate compare again.yaml --dry-run", tmp_path)
     assert digest in dry.stdout.replace("\n", "")
-    assert report

@@ -244,7 +244,7 @@ class Service:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": self.version})
+        return web.json_response({"version": self.version, "emulated": True, "time_scale": self.settings.time_scale})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response()

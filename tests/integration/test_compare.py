@@ -21,6 +21,7 @@ from replay.emulator.truth import read_emissions
 from replay.plan import SessionFile, read_plan
 from replay.progress import Event
 from replay.records import CHUNK
+from replay.rundir import read_block
 from tests.integration.runs import GPUS, blocks, experiment, records, run
 from workloads.errors import UserError
 
@@ -200,6 +201,37 @@ def test_a_server_that_dies_ends_the_block_and_resume_measures_it_again(tmp_path
         again.wait(20)
     assert [block.index for _, block in blocks(folder)] == [1, 2]
     assert all(len(records(path)) == 101 for path, _ in blocks(folder))
+
+
+def test_a_resumed_block_starts_cold_on_a_server_that_lived_on(tmp_path: Path) -> None:
+    """The interrupted attempt's prompts are still in its cache; the new attempt's must not find them."""
+    server = process.start(EmulatorSettings(time_scale=5), tmp_path / "log")
+    try:
+        described = experiment(both={"url": server.url, "gpus": GPUS}, token_ids=[500, 4000])
+        folder = tmp_path / "run"
+        manifest = start_run(described, folder, allow_unmatched=False, tell=lambda _: None)
+        assert manifest.emulated, "an emulator behind a URL is an emulator"
+        assert manifest.time_scale == 5
+
+        def interrupt(event: Event) -> None:
+            if event.counts and event.counts.ended > 20:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_blocks(described, folder, manifest, interrupt)
+        cut = next((folder / "blocks").iterdir())
+        left = read_block(cut)
+        assert left is not None
+        assert left.cut_short == "interrupted"
+        assert len(records(cut)) > 20
+        run_blocks(described, folder, resume_run(described, folder), lambda _: None)
+    finally:
+        process.stop(server)
+    assert cut.with_name(cut.name + ".interrupted-1").is_dir()
+    for path, _ in blocks(folder):
+        assert [r.cached_tokens for r in records(path) if r.ideal_cached == 0] == [0] * 18
+    renamed = cut.with_name(cut.name + ".interrupted-1")
+    assert {r.prompt_digest for r in records(renamed)} <= {r.prompt_digest for r in records(cut)}
 
 
 def test_kill_9_in_mid_block_then_resume(tmp_path: Path) -> None:

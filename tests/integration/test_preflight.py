@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from replay.emulator import language
 from replay.preflight import Prepared, prepare
 from tests.integration.runs import GPUS, experiment
 from tests.scripted_server import DONE, Request, Step, event, reply, serve, stream, usage
@@ -37,7 +38,7 @@ def server(
         for field in refuse:
             if field in body or field in body.get("stream_options", {}):
                 return reply(400, {"error": {"message": f"unknown field {field}", "code": 400}})
-        count, asked = prompt_tokens(len(body["prompt"])), body["max_tokens"]
+        count, asked = prompt_tokens(len(body.get("prompt", []))), body.get("max_tokens", 16)
         if not streamed:
             return reply(200, {"choices": [{"text": "a", "finish_reason": "length"}], "usage": usage(count, asked)})
         events: list[tuple[float, bytes]] = []
@@ -83,6 +84,21 @@ def test_both_backends_get_the_fields_of_the_weaker_one(tmp_path: Path) -> None:
         mixed = described.backends.model_copy(update={"candidate": candidate})
         prepared = prepare(described.model_copy(update={"backends": mixed}), tmp_path, lambda _: None)
     assert prepared.rendering.length_control == "min_tokens"
+
+
+def test_an_emulator_is_not_compared_with_a_real_server(tmp_path: Path) -> None:
+    with serve(server()) as real:
+        described = experiment(token_ids=None, candidate={"emulator": None, "url": real.url})
+        with pytest.raises(UserError, match="one backend is an emulator"):
+            prepare(described, tmp_path, lambda _: None)
+
+
+def test_messages_need_a_server_that_counts(tmp_path: Path) -> None:
+    language.write_tokenizer(tmp_path)
+    with serve(server(usages=False)) as real:
+        described = experiment(api="chat", tokenizer=str(tmp_path), both={"url": real.url, "gpus": GPUS})
+        with pytest.raises(UserError, match="no usage"):
+            prepare(described, tmp_path / "servers", lambda _: None)
 
 
 def test_no_usage_is_a_warning_and_no_streaming_is_refused(tmp_path: Path) -> None:

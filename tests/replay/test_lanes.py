@@ -190,6 +190,26 @@ def test_end_session_on_failure_gives_the_tree_up() -> None:
     assert (counts.plays_cut, counts.plays_ended) == (1, 0)
 
 
+def test_end_session_on_failure_does_not_wait_for_the_pauses_of_the_other_streams() -> None:
+    tree = session(
+        Stream(agent="main", turns=[turn(), turn()]),
+        Stream(agent="a", turns=[turn(5000.0)], parent=0, spawn_turn=0, background=True),
+    )
+    sent, _ = play(
+        [tree], lanes=[[Play(0, 0), Play(0, 1)]], fails=lambda outgoing: outgoing.number == 1, end_session=True
+    )
+    assert [at for key, _, at, _ in sent if key == (0, 0)] == [0, 2]
+
+
+def test_a_turn_waits_for_the_joins_of_unsent_turns_before_it() -> None:
+    tree = session(
+        Stream(agent="main", turns=[turn(), turn(joins=[1], fate="cut"), turn(1.0)]),
+        Stream(agent="a", turns=[turn(100.0)], parent=0, spawn_turn=0, join_turn=1),
+    )
+    sent, _ = play([tree])
+    assert times(sent)[(0, 2)] == (103, 104)
+
+
 def test_the_window_closes_without_waiting_pauses_out() -> None:
     tree = session(
         Stream(agent="main", turns=[turn(), turn(1000.0)]),
@@ -219,7 +239,8 @@ def test_a_play_that_starts_in_the_middle_sends_no_history() -> None:
         Stream(agent="later", turns=[turn(offset=22)], parent=0, spawn_turn=2, background=True),
     )
     sent, _ = play([tree], lanes=[[Play(0, 0, 2)]])
-    assert times(sent) == {(0, 2): (3, 4), (2, 1): (7, 8), (3, 0): (4, 5), (0, 3): (8, 9)}
+    # the 3 s before the first of them are not waited out: nobody starts with a pause
+    assert times(sent) == {(0, 2): (0, 1), (2, 1): (4, 5), (3, 0): (1, 2), (0, 3): (5, 6)}
 
 
 def test_fixed_duration_starts_over_with_new_play_numbers() -> None:

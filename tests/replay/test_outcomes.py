@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.outcomes import Outcome, outcome, outcome_sliced, outcome_steps
-from replay.replies import Api
 from replay.wire import Exchange, Limits
 from tests.scripted_server import DONE, FIN, ROLE, USE, C, chunk, event, usage
+from workloads.rendering import Api
 
 SENT_NS = 5_000_000_000
 MS = 1_000_000

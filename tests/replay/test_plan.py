@@ -115,6 +115,21 @@ def test_ideal_cached_tokens_by_hand(tmp_path: Path) -> None:
     assert [t.ideal_cached for t in planned.streams[1].turns] == [32]
 
 
+def test_an_unsent_turn_leaves_nothing_in_the_ideal_cache(tmp_path: Path) -> None:
+    """The second turn is too long to send: the third finds only what the first one sent."""
+    main = Stream(
+        agent="main",
+        turns=[
+            turn(0, 32, new=[1, 2]),
+            turn(2, 320, keep=2, new=list(range(3, 21))),
+            turn(4, 64, keep=4, new=[]),
+        ],
+    )
+    trace = Trace(id="x", block_size=16, streams=[main])
+    build(tmp_path, [trace], experiment({"over_context": "skip"}, lanes=1), max_context=100)
+    assert [t.ideal_cached for t in sessions(tmp_path)[0].streams[0].turns] == [0, 0, 32]
+
+
 def test_pauses_are_capped_alike_and_the_share_is_recorded(tmp_path: Path) -> None:
     plan = build(tmp_path, [simple("a", 3, 5.0), simple("b", 3, 1.0)], experiment(pause_cap_s=2.0))
     assert plan.pause_removed_share == pytest.approx((4 * 0 + 2 * 3.0) / (2 * 5 + 2 * 1))

@@ -167,25 +167,6 @@ def test_a_url_that_cannot_be_used_is_the_users_to_mend(url: str) -> None:
         Wire(url, Limits(), connections=1, headers={})
 
 
-def test_get_json_answers_or_says_what_is_wrong() -> None:
-    def script(request: Request) -> list[Step]:
-        return {
-            "/v1/models": reply(200, {"data": [1]}),
-            "/health": reply(200, b""),
-        }.get(request.path, reply(404, {"detail": "Not Found"}))
-
-    with serve(script) as server:
-        assert use(server, lambda wire: wire.get_json("/v1/models")) == {"data": [1]}
-        assert server.requests[0].head.startswith(b"GET ")
-        with pytest.raises(UserError, match="not JSON"):
-            use(server, lambda wire: wire.get_json("/health"))
-        with pytest.raises(UserError, match=r"404.*Not Found"):
-            use(server, lambda wire: wire.get_json("/nothing"))
-        url = server.url
-    with pytest.raises(UserError, match="no connection"):
-        use(url, lambda wire: wire.get_json("/v1/models"))
-
-
 # --- connections
 
 

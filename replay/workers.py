@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import cast
 
 import msgspec
 
@@ -16,7 +17,15 @@ from replay.lanes import Counts
 from workloads.errors import UserError
 
 
-class Crew:
+class Ended(UserError):
+    """A block could not go on. ``why``: see Block.cut_short."""
+
+    def __init__(self, why: str, text: str) -> None:
+        super().__init__(text)
+        self.why = why
+
+
+class Workers:
     """One process for each assignment, started on making, ended by :meth:`close`."""
 
     def __init__(self, assignments: list[worker.Assignment]) -> None:
@@ -30,6 +39,8 @@ class Crew:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        self._talking = {pipe: number for number, pipe in enumerate(self._pipes)}
+        """Pipes whose worker has more to say."""
 
     def wait_ready(self, limit_s: float) -> list[worker.Ready]:
         """Wait until every worker has warmed up and made its first prompts."""
@@ -38,7 +49,8 @@ class Crew:
         while len(ready) < len(self._pipes):
             left = deadline - time.monotonic()
             if left <= 0:
-                raise UserError(f"workers not ready after {limit_s:.0f} s: does the server answer, is this host free?")
+                text = f"workers not ready after {limit_s:.0f} s: does the server answer, is this host free?"
+                raise Ended("client", text)
             messages = self._messages(left)
             ready |= {number: message for number, message in messages if isinstance(message, worker.Ready)}
         return [ready[number] for number in sorted(ready)]
@@ -70,19 +82,20 @@ class Crew:
         return [done[number] for number in sorted(done)]
 
     def _messages(self, limit_s: float) -> Iterator[tuple[int, worker.Message]]:
-        for pipe in multiprocessing.connection.wait(self._pipes, min(limit_s, 1.0)):
-            number = self._pipes.index(pipe)  # type: ignore[arg-type]
+        """Messages that are there, or come within ``limit_s`` (a second at most), with their worker's number."""
+        for ready in multiprocessing.connection.wait(list(self._talking), min(limit_s, 1.0)):
+            pipe = cast(Connection, ready)
+            number = self._talking[pipe]
             try:
-                message = worker.receive_message(self._pipes[number])
+                message = worker.receive_message(pipe)
             except EOFError:
                 self._processes[number].join(5)
-                if self._processes[number].exitcode == 0:
-                    continue
-                raise UserError(
-                    f"client worker {number} died (exit {self._processes[number].exitcode}); what it recorded is kept"
-                ) from None
+                code = self._processes[number].exitcode
+                raise Ended("client", f"client worker {number} died (exit {code}); what it recorded is kept") from None
             if isinstance(message, worker.Failed):
-                raise UserError(message.text)
+                raise Ended(message.why, message.text)
+            if isinstance(message, worker.Done):
+                del self._talking[pipe]  # it closes its end, and a closed pipe is always ready
             yield number, message
 
     def close(self) -> None:
