@@ -11,15 +11,16 @@ import numpy.typing as npt
 import polars as pl
 
 from reports import chunks
-from reports.blocks import BlockSummary, summarise
+from reports.blocks import BlockSummary, counted, summarise
 from reports.conclusion import Conclusion, conclude
 from reports.gates import GATES
-from reports.gates.gate import Evidence, Gate, Limits
+from reports.gates.gate import Evidence, Gate, Thresholds
 from reports.intervals import Effect, Estimate, NoiseFloor, effects, estimate, inverse, level, noise_floor, resample
-from reports.measures import KEY, MEASURES, Measure, count_source, measured
+from reports.measures import KEY, MEASURES, CountSource, Measure, count_source, measured
 from reports.pairs import Pairs, complete, pair_up
 from reports.run import LoadedBlock, Run, SetAside, load
 from reports.series import Series, TimePoint, context_points, distributions, pair_points, time_points
+from workloads.errors import UserError
 
 PERCENTILES = [0.5, 0.9, 0.99]
 
@@ -59,20 +60,29 @@ class BackendSummary(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: int | None
     settings: dict[str, str | int | float | bool | None]
     blocks: int
+    cut_short: dict[str, int]
+    """Attempts at blocks that were not finished, by why they ended."""
     sent: int
     ok: int
     failures: dict[str, int]
     without_itl: dict[str, int]
     """Turns that are ok and have no decode rate, by reason: left out of ITL and interactivity, kept everywhere else."""
+    zero_output: int
+    """Turns recorded without output: one token was asked for, and no measure per token has them."""
+    context_overflows: int
+    plays: int
+    degraded_plays: int
+    """Plays (session trees) with a failed turn."""
+    longest_silence_s: float | None
     without_answer: int
     """Turns that are ok and have no answer text (thinking only): left out of TTFO."""
-    count_source: str | None
+    count_source: CountSource | None
     token_sources: dict[str, int]
     output_tokens_per_s: float | None
     output_tokens_per_s_per_gpu: float | None
     uncached_input_tokens_per_s: float | None
     uncached_input_tokens_per_s_per_gpu: float | None
-    peak_tokens_in_a_second: int
+    peak_tokens_in_a_second: int | None
     cached_tokens: int | None
     ideal_cached_tokens: int | None
     achieved_cached_share: float | None
@@ -94,18 +104,20 @@ class PlanSummary(msgspec.Struct, frozen=True):
     sessions: int
     pause_cap_s: float | None
     pause_removed_share: float
+    """Of recorded pauses; in open mode of recorded time in which no session at all was active."""
     turns: dict[str, int]
     lost: dict[str, int]
 
 
 class PairSummary(msgspec.Struct, frozen=True):
-    """``with_itl``: pairs that have a decode rate in every block, which the headline is computed on."""
+    """Counts of turns, as in reports.pairs.Pairs."""
 
     count: int
     planned: int
-    coverage: float | None
+    one_token: int
     with_itl: int
-    sessions: int
+    coverage: float | None
+    """Pairs with a decode rate / planned turns that can have one."""
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +130,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     stamps: list[str]
     """To be shown on every page and section."""
     emulated: bool
+    matched_gpus: bool
     time_scale: float
     plan_digest: str
     workload_digest: str
@@ -125,7 +138,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     conclusion: Conclusion
     headlines: list[Headline]
     noise: NoiseFloor
-    limits: Limits
+    thresholds: Thresholds
     gates: list[Gate]
     backends: list[BackendSummary]
     rows: list[Row]
@@ -140,30 +153,48 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     host: dict[str, str]
 
 
-def analyse(path: Path, limits: Limits | None = None) -> Analysis:
+def analyse_all(first: Path, *further: Path) -> list[Analysis]:
+    """Judge several runs whose figures may stand in one report. Raises UserError for a run of other backends, of
+    another workload, or of another stamp: one point would then be taken for what it is not."""
+    analyses = [analyse(path) for path in (first, *further)]
+    for path, other in zip(further, analyses[1:], strict=True):
+        for what, one, another in zip(_ALIKE, _alike(analyses[0]), _alike(other), strict=True):
+            if one != another:
+                raise UserError(f"{path} cannot be shown beside {first}: {what} {another} against {one}")
+    return analyses
+
+
+_ALIKE = ("backends", "workload digest", "matched GPUs", "emulated")
+
+
+def _alike(analysis: Analysis) -> tuple[object, ...]:
+    backends = [(each.name, each.decode_backend, each.gpus, each.settings.get("model")) for each in analysis.backends]
+    return backends, analysis.workload_digest, analysis.matched_gpus, analysis.emulated
+
+
+def analyse(path: Path, thresholds: Thresholds | None = None) -> Analysis:
     """Load a run directory and judge it. Raises UserError if there is nothing to judge."""
-    run = load(path)
-    return analyse_run(run, limits or Limits())
+    return analyse_run(load(path), thresholds or Thresholds())
 
 
-def analyse_run(run: Run, limits: Limits) -> Analysis:
+def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
     """Judge a loaded run."""
     scale = run.manifest.time_scale
     names = (run.manifest.backends[0].name, run.manifest.backends[1].name)
     candidate = np.array([loaded.block.backend == names[1] for loaded in run.blocks])
     notes = list(run.notes)
     sources, requests = _requests(run, names, notes)
-    planned = run.plan.turns.get("send", 0) if run.plan.end == "work" else requests.select(KEY).n_unique()
     both = bool(candidate.any() and not candidate.all())
-    pairs = pair_up(requests if both else requests.clear(), len(run.blocks), planned)
+    pairs = pair_up(requests if both else requests.clear(), len(run.blocks), run.plan)
     weights = resample(max(1, requests["session"].n_unique()))
     by_block = [requests.filter(pl.col("block") == index) for index in range(len(run.blocks))]
     blocks: list[BlockSummary] = []
     time: list[TimePoint] = []
     for loaded, turns in zip(run.blocks, by_block, strict=True):
         arrived = chunks.arrivals(loaded, turns, scale)
-        blocks.append(summarise(loaded, turns, run.plan, arrived, scale))
-        time += time_points(loaded, arrived, scale)
+        source = sources[loaded.block.backend]
+        blocks.append(summarise(loaded, turns, run.plan, arrived, scale, source))
+        time += time_points(loaded, arrived, scale, counted=source in ("server", "client"))
     rows = [row for measure in MEASURES.values() for row in _rows(measure, by_block, pairs, candidate, weights)]
     rows += _gap_rows(run.blocks, by_block, candidate, weights, scale)
     headlines = [
@@ -172,9 +203,9 @@ def analyse_run(run: Run, limits: Limits) -> Analysis:
     ]
     interactivity = headlines[0].effect
     position = np.array([float(loaded.block.index) for loaded in run.blocks])
-    noise = noise_floor(interactivity.blocks if interactivity else [], candidate, position, limits.noise_multiple)
+    noise = noise_floor(interactivity.blocks if interactivity else [], candidate, position, thresholds.noise_multiple)
     per_chunk = {name: _tokens_per_chunk(pairs, name, weights) for name in names}
-    evidence = Evidence(run, limits, requests, pairs, blocks, interactivity, noise, sources, per_chunk)
+    evidence = Evidence(run, thresholds, requests, pairs, blocks, interactivity, noise, sources, per_chunk)
     gates = [judge(evidence) for judge in GATES]
     return Analysis(
         name=run.manifest.name,
@@ -182,18 +213,19 @@ def analyse_run(run: Run, limits: Limits) -> Analysis:
         decodegate_version=run.manifest.decodegate_version,
         stamps=_stamps(run),
         emulated=run.manifest.emulated,
+        matched_gpus=run.manifest.matched_gpus,
         time_scale=scale,
         plan_digest=run.manifest.plan_digest,
         workload_digest=run.manifest.workload_digest,
         workload_source=run.manifest.workload_source,
-        conclusion=conclude(interactivity, gates),
+        conclusion=conclude(interactivity, gates, thresholds),
         headlines=headlines,
         noise=noise,
-        limits=limits,
+        thresholds=thresholds,
         gates=gates,
         backends=[_backend(evidence, index) for index in range(2)],
         rows=rows,
-        pairs=_pair_summary(pairs, len(run.blocks)),
+        pairs=PairSummary(pairs.count, pairs.planned, pairs.one_token, pairs.with_itl, pairs.coverage),
         blocks=blocks,
         set_aside=run.set_aside,
         notes=notes,
@@ -220,6 +252,9 @@ _OTHER_FORMULAS = {
     "input is no work and is not counted as throughput.",
     "Peak tokens in a second": "The most output tokens that arrived in any second (a window that slides by 1 ms): "
     "tokens, not chunks.",
+    "Longest silence": "The longest stretch of the measured window with a streamed request in flight all the time and "
+    "no chunk arriving; good to 1 ms. Hardware's time.",
+    "Peak in flight": "The most requests between being sent and their end at once, from the requests' own times.",
     "Tokens per chunk": "Σ (O − c1) / Σ (chunks − 1) over pairs with several chunks.",
     "Achieved / ideal cached": "Cached tokens by the server's report, over the tokens that an unlimited prefix cache, "
     "isolated to this play of the session, would hold.",
@@ -229,7 +264,7 @@ _OTHER_FORMULAS = {
 }
 
 
-def _requests(run: Run, names: tuple[str, str], notes: list[str]) -> tuple[dict[str, str | None], pl.DataFrame]:
+def _requests(run: Run, names: tuple[str, str], notes: list[str]) -> tuple[dict[str, CountSource | None], pl.DataFrame]:
     """Whose token counts each backend offers, and the measured turns of all finished blocks."""
     by_name: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
     for loaded in run.blocks:
@@ -386,29 +421,33 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
         gpu_count=count,
         settings=dict(sorted(backend.settings.items())),
         blocks=len(blocks),
+        cut_short=evidence.run.cut_short(backend.name),
         sent=len(rows),
         ok=len(ok),
-        failures=_counted(rows.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
-        without_itl=_counted(ok.filter(pl.col("itl").is_null()), pl.col("why_no_itl")),
+        failures=counted(rows.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
+        without_itl=counted(ok.filter(pl.col("itl").is_null()), pl.col("why_no_itl")),
+        zero_output=int(rows["zero_output"].sum()),
+        context_overflows=len(rows.filter(pl.col("error") == "context overflow")),
+        plays=sum(block.plays for block in blocks),
+        degraded_plays=sum(block.degraded_plays for block in blocks),
+        longest_silence_s=max((block.longest_silence_s for block in blocks), default=None),
         without_answer=int(ok.filter(pl.col("streamed"))["ttfo"].null_count()),
         count_source=evidence.count_sources[backend.name],
-        token_sources=_counted(ok, pl.col("token_source").fill_null("unknown")),
+        token_sources=counted(ok, pl.col("token_source").fill_null("unknown")),
         output_tokens_per_s=rate,
         output_tokens_per_s_per_gpu=rate / count if rate is not None and count else None,
         uncached_input_tokens_per_s=uncached,
         uncached_input_tokens_per_s_per_gpu=uncached / count if uncached is not None and count else None,
-        peak_tokens_in_a_second=max((block.peak_tokens_in_a_second for block in blocks), default=0),
+        peak_tokens_in_a_second=max(
+            (block.peak_tokens_in_a_second for block in blocks if block.peak_tokens_in_a_second is not None),
+            default=None,
+        ),
         cached_tokens=cached,
         ideal_cached_tokens=ideal,
         achieved_cached_share=cached / ideal if cached is not None and ideal else None,
         hit_rate=int(known["cached_tokens"].sum()) / int(known["input_tokens"].sum()) if len(known) else None,
         tokens_per_chunk=evidence.tokens_per_chunk[backend.name],
     )
-
-
-def _counted(rows: pl.DataFrame, by: pl.Expr) -> dict[str, int]:
-    counted = rows.group_by(by.alias("class")).len().sort(["len", "class"], descending=[True, False])
-    return {str(name): int(count) for name, count in counted.iter_rows()}
 
 
 def _sum(values: list[int | None]) -> int | None:
@@ -419,11 +458,6 @@ def _sum(values: list[int | None]) -> int | None:
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _pair_summary(pairs: Pairs, blocks: int) -> PairSummary:
-    keys, _ = complete(pairs, "itl", blocks)
-    return PairSummary(pairs.count, pairs.planned, pairs.coverage, len(keys), keys["session_index"].n_unique())
 
 
 def _plan(run: Run) -> PlanSummary:

@@ -24,10 +24,11 @@ GAP_EDGES: Floats = np.geomspace(1e-6, 1e3, 2049)
 
 class Arrivals(msgspec.Struct, frozen=True):
     """Tokens by arrival time: ``tokens[i]`` arrived in the ``step_s`` seconds from ``i * step_s`` after the block's
-    start."""
+    start, and ``any[i]`` says whether a chunk did, whatever it carried."""
 
     step_s: float
     tokens: Ints
+    any: npt.NDArray[np.bool_]
 
 
 class Gaps(msgspec.Struct, frozen=True):
@@ -64,13 +65,14 @@ def arrivals(block: LoadedBlock, rows: pl.DataFrame, time_scale: float) -> Arriv
     assert ended is not None  # reports.run judges finished blocks only
     step_ns = max(1_000_000 / time_scale, (ended - started) / _MOST_BINS)
     bins = int((ended - started) / step_ns) + 1
-    tokens = np.zeros(bins, np.int64)
+    tokens, found = np.zeros(bins, np.int64), np.zeros(bins, np.bool_)
     for _, t_ns, carried in _slabs(block, rows):
         inside = (t_ns >= started) & (t_ns <= ended)
         at = ((t_ns[inside] - started) / step_ns).astype(np.int64)
+        found[at] = True
         first, last = (int(at.min()), int(at.max())) if len(at) else (0, 0)
         tokens[first : last + 1] += np.bincount(at - first, carried[inside], last + 1 - first).astype(np.int64)
-    return Arrivals(step_ns * 1e-9 * time_scale, tokens)
+    return Arrivals(step_ns * 1e-9 * time_scale, tokens, found)
 
 
 def peak_in_a_second(arrived: Arrivals) -> int:
@@ -79,6 +81,29 @@ def peak_in_a_second(arrived: Arrivals) -> int:
     total = np.concatenate([[0], np.cumsum(arrived.tokens)])
     ends = np.minimum(np.arange(len(arrived.tokens)) + window, len(arrived.tokens))
     return int((total[ends] - total[:-1]).max()) if len(arrived.tokens) else 0
+
+
+def longest_silence(block: LoadedBlock, rows: pl.DataFrame, arrived: Arrivals) -> float:
+    """The longest stretch of the measured window, seconds, with a streamed request in flight all the time and no chunk
+    arriving. Good to one step of ``arrived``, which must be that of ``rows``."""
+    started, ended = block.block.started_ns, block.block.ended_ns
+    assert ended is not None  # reports.run judges finished blocks only
+    streamed = rows.filter(pl.col("streamed")).sort("sent_ns")
+    window_s = len(arrived.any) * arrived.step_s
+    scale = window_s / max(ended - started, 1)
+    sent = ((streamed["sent_ns"].to_numpy() - started) * scale).clip(0, window_s)
+    end = ((streamed["end_ns"].to_numpy() - started) * scale).clip(0, window_s)
+    if not len(sent):
+        return 0.0
+    # stretches in which something is in flight: a new one starts where all earlier ones have ended
+    so_far = np.maximum.accumulate(end)
+    starts = np.concatenate([[True], sent[1:] > so_far[:-1]])
+    busy_from, busy_to = sent[starts], so_far[np.append(np.flatnonzero(starts)[1:] - 1, len(sent) - 1)]
+    marks = np.sort(np.concatenate([(np.flatnonzero(arrived.any) + 0.5) * arrived.step_s, busy_from, busy_to]))
+    stretch, middle = np.diff(marks), (marks[1:] + marks[:-1]) / 2
+    at = np.searchsorted(busy_from, middle, side="right") - 1
+    inside = (at >= 0) & (middle < busy_to[np.maximum(at, 0)])
+    return float(stretch[inside].max(initial=0.0))
 
 
 def gaps(block: LoadedBlock, rows: pl.DataFrame, session: Ints, sessions: int, time_scale: float) -> Gaps:

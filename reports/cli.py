@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,22 +25,22 @@ def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name
     run
         The run directory.
     more
-        Further runs of the same pair at other numbers of lanes: they add their points to the chart of throughput per
-        GPU against P90 interactivity.
+        Further runs of the same backends and workload at other numbers of lanes: they add their points to the chart of
+        throughput per GPU against P90 interactivity. Runs of others are refused.
     output
         Folder to write to, instead of the run directory.
     """
     # a second of imports that the command's other verbs, and its client workers, do without
-    from reports.analysis import analyse
+    from reports.analysis import analyse_all
     from reports.render import html, json, markdown
 
     files = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
-    analyses = [analyse(path) for path in (run, *more)]
+    analyses = analyse_all(run, *more)
     folder = output or run
     folder.mkdir(parents=True, exist_ok=True)
     for name, render in files.items():
         _replace(folder / name, render(analyses))
-    _print(analyses[0], folder)
+    _print(analyses, folder)
     return 2 if analyses[0].conclusion.outcome == "INCONCLUSIVE" else 0
 
 
@@ -49,15 +50,18 @@ def _replace(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _print(analysis: Analysis, folder: Path) -> None:
+def _print(analyses: Sequence[Analysis], folder: Path) -> None:
     from reports.render import words
 
+    analysis = analyses[0]
     console = Console(highlight=False, soft_wrap=True)
-    for stamp in analysis.stamps:
+    for stamp in words.stamps(analyses):
         console.print(f"[black on yellow] {escape(stamp)} [/]")
     colour = {"candidate faster": "green", "candidate slower": "red", "INCONCLUSIVE": "red"}
     outcome = analysis.conclusion.outcome
     console.print(f"[bold {colour.get(outcome, 'default')}]{outcome}[/]  {escape(words.headline(analysis))}")
+    for reason in analysis.conclusion.reasons:
+        console.print(f"  {reason}", markup=False)
     for line in analysis.headlines:
         if line.effect:
             sides = (
@@ -67,8 +71,6 @@ def _print(analysis: Analysis, folder: Path) -> None:
                 )
             )
             console.print(f"  {line.label}, {line.definition}: {', '.join(sides)} tokens/s", markup=False)
-    for reason in analysis.conclusion.reasons:
-        console.print(f"  {reason}", markup=False)
     passed = sum(gate.status == "pass" for gate in analysis.gates)
     unknown = [gate.title for gate in analysis.gates if gate.status == "unknown"]
     console.print(

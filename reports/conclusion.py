@@ -6,10 +6,16 @@ from typing import Literal
 
 import msgspec
 
-from reports.gates.gate import Gate
+from reports.gates.gate import Gate, Thresholds
 from reports.intervals import Effect
+from reports.power import sessions_needed
 
 Outcome = Literal["candidate faster", "candidate slower", "no difference", "INCONCLUSIVE"]
+
+_TWO_DEPLOYMENTS = (
+    "What is compared here is two deployments. That the decode path makes the difference is not proven: which path the "
+    "decode steps took is unknown."
+)
 
 
 class Conclusion(msgspec.Struct, frozen=True):
@@ -20,26 +26,40 @@ class Conclusion(msgspec.Struct, frozen=True):
     caveats: list[str]
 
 
-def conclude(interactivity: Effect | None, gates: list[Gate]) -> Conclusion:
-    """INCONCLUSIVE if a gate failed or there is no ratio with an interval; otherwise by whether the interval of the
-    candidate/baseline ratio of P90 interactivity lies above 1, below 1, or around it."""
-    caveats = [f"{gate.title}: unknown. {gate.explanation}" for gate in gates if gate.status == "unknown"]
-    reasons = [f"{gate.title}: {gate.explanation}" for gate in gates if gate.status == "fail"]
+def conclude(interactivity: Effect | None, gates: list[Gate], thresholds: Thresholds) -> Conclusion:
+    """INCONCLUSIVE if a gate failed, a required one is unknown, or there is no ratio with an interval; otherwise by
+    whether the interval of the candidate/baseline ratio of P90 interactivity lies above 1, below 1, or around it.
+    Around it is "no difference" only if all of it lies within what may be called none; a wider one is too little
+    data."""
+    unknown = [gate for gate in gates if gate.status == "unknown"]
+    caveats = [f"{gate.title}: unknown. {gate.explanation}" for gate in unknown if not gate.required]
+    against = [f"{gate.title}: {gate.explanation}" for gate in gates if gate.status == "fail"]
+    against += [f"{gate.title}: unknown, and required. {gate.explanation}" for gate in unknown if gate.required]
+    first = [_TWO_DEPLOYMENTS] if any(gate.id == "path_proof" for gate in unknown) else []
     ratio = interactivity.ratio if interactivity else None
     if ratio is None or ratio.value is None:
-        reasons.insert(0, "No turn completed in every block with a decode rate: there is nothing to compare.")
+        against.insert(0, "No turn completed in every block with a decode rate: there is nothing to compare.")
     elif ratio.low is None or ratio.high is None:
-        reasons.insert(0, f"The ratio has no interval: {ratio.reason}.")
-    if reasons or ratio is None or ratio.low is None or ratio.high is None:
-        return Conclusion("INCONCLUSIVE", reasons, caveats)
+        against.insert(0, f"The ratio has no interval: {ratio.reason}.")
+    if against or ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
+        return Conclusion("INCONCLUSIVE", first + against, caveats)
     between = f"the 95 % interval of the P90 interactivity ratio, {ratio.low:.3f} to {ratio.high:.3f},"
     if ratio.low > 1:
-        return Conclusion("candidate faster", [f"All of {between} lies above 1."], caveats)
+        return Conclusion("candidate faster", [*first, f"All of {between} lies above 1."], caveats)
     if ratio.high < 1:
-        return Conclusion("candidate slower", [f"All of {between} lies below 1."], caveats)
-    excluded = max(ratio.high, 1 / ratio.low) - 1
+        return Conclusion("candidate slower", [*first, f"All of {between} lies below 1."], caveats)
+    most = 1 + thresholds.equal_within
+    if 1 / most <= ratio.low and ratio.high <= most:
+        none = f"All of {between} lies around 1 and within {1 / most:.3f} to {most:.3f}: {thresholds.equal_within:.0%}"
+        return Conclusion("no difference", [*first, f"{none} at most may be called none."], caveats)
+    needed = sessions_needed(ratio.low, ratio.value, ratio.high, ratio.sessions, most)
     return Conclusion(
-        "no difference",
-        [f"1 lies in {between} so none is shown; one of more than {excluded:.1%} is unlikely."],
+        "INCONCLUSIVE",
+        [
+            *first,
+            f"Too few sessions: {between} holds 1 and reaches beyond {1 / most:.3f} to {most:.3f}, so neither an "
+            f"effect nor its absence is shown. About {needed:,} sessions like these would be needed; "
+            f"{ratio.sessions:,} were compared.",
+        ],
         caveats,
     )

@@ -125,17 +125,20 @@ def estimate(statistic: Floats, weights: Floats, turns: Ints, *, log: bool = Tru
             None, None, None, n, sessions, "not reached: too many requests failed (each counts as infinite)"
         )
     if sessions < 2:
-        return Estimate(value, None, None, n, sessions, "no interval: it needs at least two sessions")
+        return Estimate(value, None, None, n, sessions, "it needs at least two sessions")
     defined = ~np.isnan(replicates)
     replicates, drawn = replicates[defined], weights[1:][defined]
     if not np.isfinite(replicates).all():
         low, high = np.quantile(replicates, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="closest_observation")
+        if low == high:
+            return Estimate(value, None, None, n, sessions, "no variation between sessions to make one from")
         reason = "" if np.isfinite(high) else "upper end not reached: too many requests failed in resampled sessions"
         return Estimate(value, _finite(low), _finite(high), n, sessions, reason)
     log = log and bool((replicates > 0).all()) and value > 0
-    low, high = _student_t(np.log(replicates) if log else replicates, drawn, turns)
-    if log:
-        low, high = np.exp(low), np.exp(high)
+    ends = _student_t(np.log(replicates) if log else replicates, drawn, turns)
+    if ends is None:
+        return Estimate(value, None, None, n, sessions, "no variation between sessions to make one from")
+    low, high = np.exp(ends) if log else ends
     return Estimate(value, float(min(low, value)), float(max(high, value)), n, sessions)
 
 
@@ -149,14 +152,16 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _student_t(replicates: Floats, drawn: Floats, turns: Ints) -> tuple[float, float]:
+def _student_t(replicates: Floats, drawn: Floats, turns: Ints) -> tuple[float, float] | None:
+    """None where the replicates vary no more than rounding and the drawing of replicates explain: no variation is no
+    certainty, so there is no interval of no width."""
     count, sessions = drawn.shape
     centred = replicates - replicates.mean()
     influence = (drawn - 1).T @ centred / count
     squares = float((influence**2).sum())
     variance = squares - sessions / count * float((centred**2).mean())
-    if variance <= 0:
-        return float(replicates.mean()), float(replicates.mean())
+    if variance <= 0 or np.ptp(replicates) <= 1e-12 * max(1.0, float(np.abs(replicates).max())):
+        return None
     taking_part = int((turns > 0).sum())
     by_turns = turns.sum() ** 2 / (turns.astype(float) ** 2).sum()
     by_influence = 3 * squares**2 / float((influence**4).sum()) - 2

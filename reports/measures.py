@@ -6,13 +6,15 @@ tool call, `O` the output tokens (reasoning included), `c1` the tokens of the fi
 Seconds are the client's, times `time_scale` (1 unless an emulator ran faster than the hardware that it stands for).
 
 A request whose status is not ok is +infinity. Null means that an ok request has no such value; those are counted,
-never guessed.
+never guessed. A turn recorded without output, for which one token was asked, has no measure per token whatever
+became of it.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 import polars as pl
@@ -23,6 +25,10 @@ KEY = ["session", "play", "stream", "turn"]
 """What a planned turn is known by, in every block."""
 
 INFINITY = float("inf")
+
+CountSource = Literal["server", "client", "events"]
+"""Whose token counts a backend offers. server: usage or token ids. client: the text, counted with a tokenizer; how many
+tokens each chunk had is not known then. events: one for each event, which is no count of tokens."""
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -39,13 +45,16 @@ class Measure(msgspec.Struct, frozen=True):
 MEASURES: dict[str, Measure] = {}
 
 
-def _measure(label: str, rate: str = "") -> Callable[[Callable[[], pl.Expr]], Callable[[], pl.Expr]]:
+def _measure(
+    label: str, rate: str = "", *, per_token: bool = False
+) -> Callable[[Callable[[], pl.Expr]], Callable[[], pl.Expr]]:
     def register(formula: Callable[[], pl.Expr]) -> Callable[[], pl.Expr]:
         name = formula.__name__
-        ok_or_infinite = pl.when(pl.col("status") == "ok").then(formula()).otherwise(pl.lit(INFINITY)).alias(name)
-        MEASURES[name] = Measure(
-            name, label, " ".join(inspect.cleandoc(formula.__doc__ or "").split()), ok_or_infinite, rate
-        )
+        column = pl.when(pl.col("status") == "ok").then(formula()).otherwise(pl.lit(INFINITY))
+        if per_token:
+            column = pl.when(~pl.col("zero_output")).then(column)
+        text = " ".join(inspect.cleandoc(formula.__doc__ or "").split())
+        MEASURES[name] = Measure(name, label, text, column.alias(name), rate)
         return formula
 
     return register
@@ -63,17 +72,17 @@ def _streamed(value: pl.Expr) -> pl.Expr:
     return pl.when(pl.col("streamed")).then(value)
 
 
-@_measure("ITL (decode s/token)", rate="Interactivity (decode rate)")
+@_measure("ITL (decode s/token)", rate="Interactivity (decode rate)", per_token=True)
 def itl() -> pl.Expr:
     """(last − first) / (O − c1). The time after the first chunk, over the tokens after the first chunk. Its inverse
-    is the decode rate, called interactivity. Needs a streamed reply, a token count, and tokens after the first chunk
-    that took time."""
+    is the decode rate, called interactivity. Needs a streamed reply, the server's token count, and tokens after
+    the first chunk that took time."""
     tokens = pl.col("output") - pl.col("first_chunk_tokens")
     span = _seconds("last_token_ns", "first_token_ns")
     return pl.when(pl.col("streamed") & (tokens > 0) & (span > 0)).then(span / tokens)
 
 
-@_measure("E2E per token", rate="Output rate (end-to-end-normalised interactivity)")
+@_measure("E2E per token", rate="Output rate (end-to-end-normalised interactivity)", per_token=True)
 def e2e_per_token() -> pl.Expr:
     """(last − due) / O. Waiting and prefill included. Its inverse is the output rate over the whole request, also
     called end-to-end-normalised interactivity."""
@@ -99,7 +108,7 @@ def ttfo() -> pl.Expr:
     return _streamed(_seconds("first_answer_ns", "due_ns"))
 
 
-@_measure("TPOT (n−1 rule)")
+@_measure("TPOT (n−1 rule)", per_token=True)
 def tpot() -> pl.Expr:
     """(last − first) / (O − 1). The field's other convention: where the first chunk holds several tokens it is too
     low."""
@@ -120,19 +129,29 @@ def e2e_from_sent() -> pl.Expr:
     return _end_from("sent_ns")
 
 
-def measured(requests: pl.DataFrame, time_scale: float, count_source: str | None) -> pl.DataFrame:
+def measured(requests: pl.DataFrame, time_scale: float, count_source: CountSource | None) -> pl.DataFrame:
     """The measured requests (warm-up left out) with `output`, every measure, and `why_no_itl`.
 
-    ``count_source`` says whose token counts are used, "server" or "client": the two are never mixed in one statistic,
-    so a row that has only the other kind has no `output`.
+    ``count_source`` says whose token counts are used: server's and client's are never mixed in one statistic, so a row
+    that has only the other kind has no `output`. A client's count of the text leaves c1 unknown; counts of events are
+    not used at all, since tokens per time would be a gap between chunks by another name.
     """
-    counts = {"server": "output_tokens", "client": "output_tokens_client"}
-    output = pl.col(counts[count_source]) if count_source else pl.lit(None, pl.Int64)
-    frame = requests.filter(pl.col("phase") == "measured").with_columns(time_scale=pl.lit(time_scale), output=output)
+    unknown = pl.lit(None, pl.Int64)
+    output, first_chunk = {
+        "server": (pl.col("output_tokens"), pl.col("first_chunk_tokens")),
+        "client": (pl.col("output_tokens_client"), unknown),
+    }.get(count_source or "", (unknown, unknown))
+    frame = requests.filter(pl.col("phase") == "measured").with_columns(
+        time_scale=pl.lit(time_scale),
+        output=pl.when(~pl.col("zero_output")).then(output),
+        first_chunk_tokens=first_chunk,
+    )
     return frame.with_columns(measure.column for measure in MEASURES.values()).with_columns(
         why_no_itl=pl.when(pl.col("itl").is_null()).then(
             pl.when(~pl.col("streamed"))
             .then(pl.lit("not streamed"))
+            .when(pl.col("zero_output"))
+            .then(pl.lit("recorded without output"))
             .when(pl.col("output").is_null())
             .then(pl.lit("no token count"))
             .when(pl.col("first_chunk_tokens").is_null() | pl.col("first_token_ns").is_null())
@@ -144,12 +163,16 @@ def measured(requests: pl.DataFrame, time_scale: float, count_source: str | None
     )
 
 
-def count_source(requests: pl.DataFrame) -> str | None:
-    """Whose token counts a backend's rows offer: "server" if any ok row has one, else "client", else None."""
+def count_source(requests: pl.DataFrame) -> CountSource | None:
+    """Whose token counts a backend's rows offer: "server" if any ok row has one; None if none has any. A client's count
+    that is the number of chunks in every row is taken for one of events."""
     ok = requests.filter((pl.col("phase") == "measured") & (pl.col("status") == "ok"))
     if ok["output_tokens"].count():
         return "server"
-    return "client" if ok["output_tokens_client"].count() else None
+    counted = ok.filter(pl.col("output_tokens_client").is_not_null())
+    if not len(counted):
+        return None
+    return "events" if (counted["output_tokens_client"] == counted["chunk_count"]).all() else "client"
 
 
 def uncached_input(requests: pl.DataFrame) -> int | None:

@@ -1,13 +1,25 @@
-"""Was the sample large enough? An accuracy floor judged with exact binomial bounds, and the sample that would be
-needed."""
+"""Was the sample large enough, and how large would it have to be? For a ratio of speeds by sessions, for an accuracy
+floor by questions, with exact binomial bounds."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
 import numpy as np
 from scipy import stats
+
+
+def sessions_needed(low: float, value: float, high: float, sessions: int, most: float) -> int:
+    """Sessions at which a ratio's interval would decide, if ``value`` is the true ratio: leave out 1, or lie between
+    1/``most`` and ``most``, whichever takes fewer. From ``sessions`` that gave ``low`` to ``high``.
+
+    The width of the interval goes with 1/√sessions, on the log scale: n = sessions · (h / h')², where h is the
+    interval's half-width and h' the larger of |log value| and log most − |log value|.
+    """
+    half, size = math.log(high / low) / 2, abs(math.log(value))
+    return max(sessions + 1, math.ceil(sessions * (half / max(size, math.log(most) - size)) ** 2))
 
 
 class FloorJudgement(msgspec.Struct, frozen=True):

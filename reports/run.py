@@ -58,10 +58,12 @@ class LoadedBlock(msgspec.Struct, frozen=True):
 
 
 class SetAside(msgspec.Struct, frozen=True):
-    """A block that is listed and not judged."""
+    """An attempt at a block that is listed and not judged. ``cut_short``: why it ended early, as Block.cut_short."""
 
     name: str
+    backend: str | None
     why: str
+    cut_short: str | None = None
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -73,8 +75,15 @@ class Run(msgspec.Struct, frozen=True):
     blocks: list[LoadedBlock]
     """Finished blocks in measured order."""
     set_aside: list[SetAside]
+    changed: list[str]
+    """Files of the plan that are not those whose digests were recorded."""
     notes: list[str]
-    """What was dropped while reading, and what does not fit together."""
+    """What was dropped while reading."""
+
+    def cut_short(self, backend: str) -> dict[str, int]:
+        """A backend's attempts at blocks that were not finished, by why they ended."""
+        ends = [each.cut_short or "unfinished" for each in self.set_aside if each.backend == backend]
+        return {why: ends.count(why) for why in sorted(set(ends))}
 
 
 class _Version(msgspec.Struct):
@@ -87,26 +96,21 @@ def load(path: Path) -> Run:
     notes: list[str] = []
     manifest = _read(path / "manifest.json", Manifest)
     plan = _read(path / "plan.json", Plan)
-    for name, digest in (("plan.json", manifest.plan_digest), ("sessions.jsonl", plan.sessions_digest)):
-        if not digest.endswith(_sha256(path / name)):
-            notes.append(
-                f"{name} is not the file whose digest was recorded ({digest[:23]}...): it was changed afterwards"
-            )
+    digests = {"plan.json": manifest.plan_digest, "sessions.jsonl": plan.sessions_digest}
+    changed = [name for name, digest in digests.items() if _sha256(path / name) != digest]
     blocks: list[LoadedBlock] = []
     set_aside: list[SetAside] = []
     for folder in sorted((path / "blocks").glob("*"), key=_measured_order):
         if not folder.is_dir():
             continue
-        if ".interrupted-" in folder.name:
-            set_aside.append(SetAside(folder.name, "interrupted"))
-            continue
         try:
             block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
         except (FileNotFoundError, msgspec.MsgspecError):
-            set_aside.append(SetAside(folder.name, "never started properly: no readable block.json"))
+            set_aside.append(SetAside(folder.name, _backend(folder), "never started: no readable block.json"))
             continue
-        if not block.finished or block.ended_ns is None:
-            set_aside.append(SetAside(folder.name, "not finished"))
+        if ".interrupted-" in folder.name or not block.finished or block.ended_ns is None:
+            why = block.cut_short or "not finished"
+            set_aside.append(SetAside(folder.name, block.backend, why, block.cut_short))
             continue
         if block.backend not in [backend.name for backend in manifest.backends]:
             raise UserError(f"{folder}/block.json names backend {block.backend!r}, which manifest.json does not know")
@@ -114,7 +118,7 @@ def load(path: Path) -> Run:
     if not blocks:
         what = f"{len(set_aside)} unfinished" if set_aside else "no"
         raise UserError(f"{path} holds {what} block(s) and nothing to judge: finish it with compare --resume")
-    return Run(path, manifest, plan, blocks, set_aside, notes)
+    return Run(path, manifest, plan, blocks, set_aside, changed, notes)
 
 
 def _read(path: Path, schema: type[T]) -> T:
@@ -142,6 +146,12 @@ def _sha256(path: Path) -> str:
 def _measured_order(folder: Path) -> tuple[int, str]:
     match = _BLOCK_NAME.match(folder.name)
     return (int(match[1]) if match else 0, folder.name)
+
+
+def _backend(folder: Path) -> str | None:
+    """Whose block it is, by the folder's name."""
+    match = _BLOCK_NAME.match(folder.name.split(".interrupted-")[0])
+    return match[2] if match else None
 
 
 def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:

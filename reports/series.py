@@ -46,8 +46,9 @@ class TimePoint(msgspec.Struct, frozen=True):
     backend: str
     minute: float
     in_flight: int | None
-    busy_lanes: int | None
-    output_tokens_per_s: float
+    lanes_in_session: int | None
+    output_tokens_per_s: float | None
+    """Null where the backend's tokens are not counted."""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -112,14 +113,15 @@ def context_points(
     return found
 
 
-def time_points(loaded: LoadedBlock, arrived: Arrivals, time_scale: float) -> list[TimePoint]:
-    """A point about every 240th of the block: mean token rate in the step, state of the client at its end."""
+def time_points(loaded: LoadedBlock, arrived: Arrivals, time_scale: float, *, counted: bool) -> list[TimePoint]:
+    """A point about every 240th of the block: mean token rate in the step, state of the client at its end.
+    ``counted``: whether its chunks' tokens are counts of tokens."""
     per_step = max(1, math.ceil(len(arrived.tokens) / _TIME_STEPS))
     step_s = per_step * arrived.step_s
     tokens = np.add.reduceat(arrived.tokens, np.arange(0, len(arrived.tokens), per_step))
     ends_ns = loaded.block.started_ns + (np.arange(1, len(tokens) + 1) * step_s * 1e9 / time_scale).astype(np.int64)
     in_flight = _state(loaded, "in_flight", ends_ns)
-    busy = _state(loaded, "busy_lanes", ends_ns)
+    in_session = _state(loaded, "lanes_in_session", ends_ns)
     lengths = np.full(len(tokens), step_s)
     lengths[-1] = (len(arrived.tokens) - (len(tokens) - 1) * per_step) * arrived.step_s
     return [
@@ -128,8 +130,8 @@ def time_points(loaded: LoadedBlock, arrived: Arrivals, time_scale: float) -> li
             loaded.block.backend,
             _round((i + 1) * step_s / 60),
             in_flight[i],
-            busy[i],
-            _round(float(tokens[i] / lengths[i])),
+            in_session[i],
+            _round(float(tokens[i] / lengths[i])) if counted else None,
         )
         for i in range(len(tokens))
     ]

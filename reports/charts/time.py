@@ -14,15 +14,18 @@ _ROW_HEIGHT = 64
 
 
 def draw(analyses: Sequence[Analysis]) -> Drawn | None:
-    """For each block, in order: output tokens/s, and the requests in flight over the busy lanes."""
+    """For each block, in order: output tokens/s, and the requests in flight over the lanes in a session."""
     analysis = analyses[0]
     blocks = list(dict.fromkeys(point.block for point in analysis.series.time))
     if not blocks:
         return None
     longest = max(point.minute for point in analysis.series.time)
-    rates = [point.output_tokens_per_s for point in analysis.series.time]
+    rates = [point.output_tokens_per_s or 0.0 for point in analysis.series.time]
     lanes = [
-        lanes for point in analysis.series.time for lanes in (point.in_flight, point.busy_lanes) if lanes is not None
+        lanes
+        for point in analysis.series.time
+        for lanes in (point.in_flight, point.lanes_in_session)
+        if lanes is not None
     ]
     legend = alt.Legend(title=None, orient="top", direction="horizontal")
     rows = []
@@ -52,11 +55,11 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
         counts = [
             {"minute": point.minute, "count": count, "what": what}
             for point in points
-            for what, count in (("in flight", point.in_flight), ("busy lanes", point.busy_lanes))
+            for what, count in (("in flight", point.in_flight), ("lanes in a session", point.lanes_in_session))
             if count is not None
         ]
-        scale = alt.Scale(domain=["busy lanes", "in flight"], range=[MUTED, INK])
-        busy = (
+        scale = alt.Scale(domain=["lanes in a session", "in flight"], range=[MUTED, INK])
+        in_flight = (
             alt.Chart(data(counts))
             .mark_line(interpolate="step", strokeWidth=1.1)
             .encode(
@@ -66,7 +69,7 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
             )
             .properties(width=WIDTH, height=_ROW_HEIGHT)
         )
-        rows.append(alt.hconcat(tokens, busy).resolve_scale(color="independent"))
+        rows.append(alt.hconcat(tokens, in_flight).resolve_scale(color="independent"))
     return alt.vconcat(*rows, spacing=6)
 
 
@@ -77,7 +80,7 @@ def _few() -> alt.Axis:
 CHART = Chart(
     "time",
     "Over time",
-    "Left: output tokens per second by arrival. Right: requests in flight, and busy lanes. One row per block, in the "
-    "order measured.",
+    "Left: output tokens per second by arrival. Right: requests in flight, and lanes that hold a session (pausing "
+    "ones too). One row per block, in the order measured.",
     draw,
 )

@@ -8,7 +8,7 @@ from reports.gates.gate import Evidence, Gate, passing
 def judge(evidence: Evidence) -> Gate:
     """Tokens per chunk after the first chunk, on pairs. Where they differ, a luckier draft model explains the speed,
     not the backend."""
-    limit = evidence.limits.acceptance_difference
+    limit = evidence.thresholds.acceptance_difference
     found = evidence.tokens_per_chunk
     baseline, candidate = (found[name].value for name in evidence.names)
     difference = abs(candidate / baseline - 1) if baseline and candidate else None

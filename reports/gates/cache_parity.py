@@ -10,7 +10,7 @@ from reports.gates.gate import Evidence, Gate, passing
 def judge(evidence: Evidence) -> Gate:
     """Hit rate = cached / input tokens on pairs, per backend and its difference; cached share of prompts of which
     nothing can be cached; cached tokens above what an isolated, unlimited cache would hold."""
-    limits = evidence.limits
+    thresholds = evidence.thresholds
     known = evidence.pairs.rows.filter(pl.col("cached_tokens").is_not_null()).with_columns(
         input=pl.coalesce("input_tokens", "asked_input")
     )
@@ -27,22 +27,23 @@ def judge(evidence: Evidence) -> Gate:
         above = _share((rows["cached_tokens"] - rows["ideal_cached"]).clip(0), rows["input"])
         if rate is not None:
             rates.append(rate)
-        if first is not None and first > limits.first_turn_cached:
+        if first is not None and first > thresholds.first_turn_cached:
             problems.append(f"first turns of {name} found {first:.1%} of their prompt in the cache: it was not empty")
-        if above is not None and above > limits.above_ideal_cached:
+        if above is not None and above > thresholds.above_ideal_cached:
             problems.append(
                 f"{name} had {above:.1%} of its input cached beyond what its own session could have left there"
             )
     difference = abs(rates[0] - rates[1]) if len(rates) == 2 else None
-    if difference is not None and difference > limits.hit_rate_difference:
+    if difference is not None and difference > thresholds.hit_rate_difference:
         problems.append("hit rates differ: a cheaper prefill, not the decode path, may explain the effect")
     if difference is None and not problems:
         return Gate(
             id="cache_parity",
             title="Cache parity",
             status="unknown",
+            required=False,
             number=None,
-            limit=limits.hit_rate_difference,
+            limit=thresholds.hit_rate_difference,
             unit="share",
             explanation="Not both servers report cached tokens (vLLM: --enable-prompt-tokens-details).",
             numbers=numbers,
@@ -51,8 +52,9 @@ def judge(evidence: Evidence) -> Gate:
         id="cache_parity",
         title="Cache parity",
         status=passing(not problems),
+        required=False,
         number=difference,
-        limit=limits.hit_rate_difference,
+        limit=thresholds.hit_rate_difference,
         unit="share",
         explanation=("; ".join(problems) or "hit rates agree and first turns found an empty cache").capitalize() + ".",
         numbers=numbers,

@@ -13,7 +13,7 @@ def judge(evidence: Evidence) -> Gate:
     into TTFT. Loop lag: P90 over the seconds of the event loop's P99 lag; it goes into the decode time. Both are held
     against medians measured here, in the client's own time. In a closed loop nothing may wait for a free connection
     either."""
-    limits, scale = evidence.limits, evidence.run.manifest.time_scale
+    thresholds, scale = evidence.thresholds, evidence.run.manifest.time_scale
     ok = evidence.requests.filter(pl.col("status") == "ok")
     decode = ((ok["last_token_ns"] - ok["first_token_ns"]) * 1e-6).median()
     ttft = ok["ttft_from_sent"].median()
@@ -52,8 +52,8 @@ def judge(evidence: Evidence) -> Gate:
             explanation="No completed turns, or no health samples, to judge the client by.",
             numbers=numbers,
         )
-    send_limit = max(limits.send_lag * ttft / scale * 1e3, limits.lag_floor_ms)
-    loop_limit = max(limits.loop_lag * decode, limits.lag_floor_ms)
+    send_limit = max(thresholds.send_lag * ttft / scale * 1e3, thresholds.lag_floor_ms)
+    loop_limit = max(thresholds.loop_lag * decode, thresholds.lag_floor_ms)
     good = max(lags) <= send_limit and max(loops) <= loop_limit
     return Gate(
         id="client_health",
@@ -62,9 +62,9 @@ def judge(evidence: Evidence) -> Gate:
         number=max(lags),
         limit=send_limit,
         unit="ms",
-        explanation=f"Send lag P99 (limit {limits.send_lag:.0%} of the median TTFT) and event-loop lag P90 "
-        f"{max(loops):.1f} ms (limit {loop_limit:.1f} ms, {limits.loop_lag:.0%} of the median decode time); at least "
-        f"{limits.lag_floor_ms:g} ms are allowed."
+        explanation=f"Send lag P99 (limit {thresholds.send_lag:.0%} of the median TTFT) and event-loop lag P90 "
+        f"{max(loops):.1f} ms (limit {loop_limit:.1f} ms, {thresholds.loop_lag:.0%} of the median decode time); at "
+        f"least {thresholds.lag_floor_ms:g} ms are allowed."
         + ("" if good else " Use fewer lanes, more workers, or another host."),
         numbers=numbers,
     )

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import polars as pl
-
+from reports.blocks import failed
 from reports.gates.gate import Evidence, Gate, passing
 
 
 def judge(evidence: Evidence) -> Gate:
     """Turns that are not ok / sent turns, per backend. Turns cut by the end of a timed run are no errors of the
     backend."""
-    limits = evidence.limits
-    bad = pl.col("status") != "ok"
-    if evidence.run.plan.end == "duration":
-        bad &= pl.col("status") != "cut"
+    thresholds = evidence.thresholds
+    bad = failed(evidence.run.plan)
     rates: dict[str, float | None] = {}
     for name in evidence.names:
         rows = evidence.of(name)
         rates[name] = len(rows.filter(bad)) / len(rows) if len(rows) else None
     known = [rate for rate in rates.values() if rate is not None]
     worst, difference = max(known, default=1.0), (abs(known[0] - known[1]) if len(known) == 2 else None)
-    good = difference is not None and worst <= limits.error_rate and difference <= limits.error_rate_difference
+    good = difference is not None and worst <= thresholds.error_rate and difference <= thresholds.error_rate_difference
     return Gate(
         id="error_rate",
         title="Error rate",
         status=passing(good),
         number=worst,
-        limit=limits.error_rate,
+        limit=thresholds.error_rate,
         unit="share",
         explanation="Worst backend's share of turns that were not ok; the two may differ by "
-        f"{limits.error_rate_difference:.0%} at most, since a server that refuses load looks faster.",
+        f"{thresholds.error_rate_difference:.0%} at most, since a server that refuses load looks faster.",
         numbers={**rates, "difference": difference},
     )

@@ -10,17 +10,31 @@ import polars as pl
 
 from reports.blocks import BlockSummary
 from reports.intervals import Effect, Estimate, NoiseFloor
+from reports.measures import CountSource
 from reports.pairs import Pairs
 from reports.run import Run
 
 Status = Literal["pass", "fail", "unknown"]
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """Every limit that a gate applies. Shares are of 1."""
+class Thresholds(msgspec.Struct, frozen=True):
+    """Every number that gates and conclusion are judged against. Shares are of 1."""
 
+    equal_within: float = 0.05
+    """The largest difference that may be called none: "no difference" needs a whole interval of the ratio between
+    1 / (1 + this) and 1 + this."""
     pair_coverage: float = 0.95
-    """Pairs / planned turns, at least."""
+    """Pairs with a decode rate / planned turns that can have one, at least."""
+    decode_rate_difference: float = 0.02
+    """Difference between backends in the share of ok turns without a decode rate, at most: a backend that answers in
+    one chunk must not drop out of its own headline."""
+    output_length_difference: float = 0.05
+    """Relative difference of output tokens over pairs, at most: shorter answers are other work."""
+    silence_s: float = 30.0
+    """Longest stretch with requests in flight and no token arriving, seconds, at most; or, if that is longer, ..."""
+    silence_ttfts: float = 20.0
+    """... this many median TTFTs: alone in the server, a request with a long prompt is silent for its whole prefill, so
+    a workload of long prompts must be allowed more than a fixed time."""
     error_rate: float = 0.05
     """Of either backend, at most."""
     error_rate_difference: float = 0.02
@@ -56,7 +70,7 @@ class Evidence(msgspec.Struct, frozen=True):
     """All that gates look at."""
 
     run: Run
-    limits: Limits
+    thresholds: Thresholds
     requests: pl.DataFrame
     """Measured turns of every finished block, as reports.measures.measured gives them, with `block` (0, 1, ... in
     measured order), `backend`, `candidate` (bool) and `session_index`."""
@@ -64,7 +78,7 @@ class Evidence(msgspec.Struct, frozen=True):
     blocks: list[BlockSummary]
     interactivity: Effect | None
     noise: NoiseFloor
-    count_sources: dict[str, str | None]
+    count_sources: dict[str, CountSource | None]
     tokens_per_chunk: dict[str, Estimate]
 
     @property
@@ -79,14 +93,18 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """One gate's finding. ``number`` is held against ``limit``; ``numbers`` are what else one should see."""
+    """One gate's finding. ``number`` is held against ``limit``; ``numbers`` are what else one should see.
+
+    ``required``: without knowing this the number means nothing, so that unknown is as good as failed. The others are
+    caveats while they are unknown."""
 
     id: str
     title: str
     status: Status
+    required: bool = True
     number: float | None
     limit: float | None
-    unit: Literal["share", "turns", "ms", "blocks", ""]
+    unit: Literal["share", "turns", "s", "ms", "blocks", ""]
     explanation: str
     numbers: dict[str, float | None] = {}
 

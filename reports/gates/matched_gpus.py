@@ -6,20 +6,16 @@ from reports.gates.gate import Evidence, Gate, passing
 
 
 def judge(evidence: Evidence) -> Gate:
-    """Count, kind and layout as declared and, where they can be seen, verified by the measuring side."""
+    """Count, kind and layout as the experiment declares them; backends without a declaration are not matched."""
     manifest = evidence.run.manifest
-    undeclared = manifest.matched_gpus and any(backend.gpus is None for backend in manifest.backends)
-    reasons = "; ".join(manifest.unmatched_reasons)
     return Gate(
         id="matched_gpus",
         title="Matched GPUs",
-        status="unknown" if undeclared else passing(manifest.matched_gpus),
+        status=passing(manifest.matched_gpus),
         number=None,
         limit=None,
         unit="",
-        explanation="GPUs were not declared for both backends: add gpus: {count, kind} to the experiment."
-        if undeclared
-        else "Same count, kind and layout."
+        explanation="Same count, kind and layout, as declared."
         if manifest.matched_gpus
-        else f"Not matched: does not isolate the decode path. {reasons}",
+        else f"Not matched: does not isolate the decode path. {'; '.join(manifest.unmatched_reasons)}",
     )

@@ -36,7 +36,7 @@ def judge(evidence: Evidence) -> Gate:
         limit=noise.relative,
         unit="share",
         explanation="Number: size of the effect. Limit: "
-        f"{evidence.limits.noise_multiple:g} standard errors of block-to-block noise "
+        f"{evidence.thresholds.noise_multiple:g} standard errors of block-to-block noise "
         f"({noise.degrees} degree(s) of freedom), backend and linear order removed; an effect must be larger."
         + (" It is not: measure more blocks." if below else ""),
         numbers={"drift per block": noise.drift_per_block},

@@ -33,8 +33,9 @@ class Coverage(msgspec.Struct):
 
 def judge(evidence: Evidence) -> Gate:
     """Share of decode tokens (and steps) inside the measured windows that ran specialised: at least the floor on a
-    backend set to latency_specialized, about none elsewhere. Unknown where the server keeps no log of its steps."""
-    limits = evidence.limits
+    backend set to latency_specialized, about none elsewhere. Unknown where the server keeps no log of its steps:
+    then only two deployments are compared, which the conclusion says first (reports.conclusion)."""
+    thresholds = evidence.thresholds
     numbers: dict[str, float | None] = {}
     problems: list[str] = []
     judged: float | None = None
@@ -45,8 +46,9 @@ def judge(evidence: Evidence) -> Gate:
                 id="path_proof",
                 title="Proof of path",
                 status="unknown",
+                required=False,
                 number=None,
-                limit=limits.specialised_share,
+                limit=thresholds.specialised_share,
                 unit="share",
                 explanation=f"The server of {backend.name} does not tell which path its decode steps took.",
             )
@@ -55,12 +57,12 @@ def judge(evidence: Evidence) -> Gate:
         numbers[f"{backend.name}: decode steps"] = covered.specialised_steps / covered.steps
         if backend.decode_backend == "latency_specialized":
             judged = share if judged is None else min(judged, share)
-            if share < limits.specialised_share:
+            if share < thresholds.specialised_share:
                 why = ", ".join(
                     f"{reason} ({count / covered.tokens:.0%})" for reason, count in covered.reasons.most_common(3)
                 )
                 problems.append(f"only {share:.1%} of {backend.name}'s decode tokens ran specialised; the rest: {why}")
-        elif share > limits.stray_specialised_share:
+        elif share > thresholds.stray_specialised_share:
             problems.append(
                 f"{share:.1%} of {backend.name}'s decode tokens ran specialised although it is set to "
                 f"{backend.decode_backend}"
@@ -74,8 +76,9 @@ def judge(evidence: Evidence) -> Gate:
         id="path_proof",
         title="Proof of path",
         status=passing(not problems),
+        required=False,
         number=judged,
-        limit=limits.specialised_share,
+        limit=thresholds.specialised_share,
         unit="share",
         explanation=good[0].upper() + good[1:] + ".",
         numbers=numbers,

@@ -9,7 +9,7 @@ from reports.gates.gate import Evidence, Gate, passing
 
 def judge(evidence: Evidence) -> Gate:
     """P99 over ok turns of |prompt tokens − planned| / planned, the worse backend."""
-    limit = evidence.limits.prompt_length
+    limit = evidence.thresholds.prompt_length
     off: dict[str, float | None] = {}
     for name in evidence.names:
         known = evidence.of(name).filter((pl.col("status") == "ok") & pl.col("input_tokens").is_not_null())
@@ -21,6 +21,7 @@ def judge(evidence: Evidence) -> Gate:
     return Gate(
         id="prompt_length",
         title="Prompt length as planned",
+        required=False,  # prompts are compared by their digests too
         status="unknown" if len(known_off) < 2 else passing(max(known_off) <= limit),
         number=max(known_off, default=None),
         limit=limit,

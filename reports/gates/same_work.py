@@ -1,4 +1,4 @@
-"""Both backends got the same prompts, turn by turn."""
+"""Both backends got the same prompts, turn by turn, by the plan that was recorded."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from reports.measures import KEY
 
 
 def judge(evidence: Evidence) -> Gate:
-    """Turns sent in two blocks or more whose prompt digest or asked lengths are not the same in all of them."""
+    """Turns sent in two blocks or more whose prompt digest or asked lengths are not the same in all of them; and
+    whether plan.json and sessions.jsonl still are the files whose digests were recorded."""
     asked = ("prompt_digest", "asked_input", "asked_output")
     turns = evidence.requests.group_by(KEY).agg(pl.len().alias("blocks"), *(pl.col(name).n_unique() for name in asked))
     compared = turns.filter(pl.col("blocks") > 1)
     different = len(compared.filter(pl.any_horizontal(pl.col(name) > 1 for name in asked)))
+    changed = evidence.run.changed
     return Gate(
         id="same_work",
         title="Same work",
-        status=passing(different == 0) if len(compared) else "unknown",
+        status="fail" if changed else passing(different == 0) if len(compared) else "unknown",
         number=different if len(compared) else None,
         limit=0,
         unit="turns",
         explanation=f"{different} of {len(compared)} turns sent in several blocks differ in prompt digest or asked "
-        "lengths.",
+        "lengths."
+        + "".join(
+            f" {name} is not the file whose digest was recorded: what was planned is unknown." for name in changed
+        ),
     )

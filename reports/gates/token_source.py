@@ -1,4 +1,4 @@
-"""Token counts of both backends come from the same kind of source."""
+"""Token counts of both backends come from the same kind of source, and are counts of tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from reports.gates.gate import Evidence, Gate, passing
 
 
 def judge(evidence: Evidence) -> Gate:
-    """Whose counts (server or client), and the share of ok turns whose tokens per chunk are estimated or whose count
-    is missing."""
-    limit = evidence.limits.count_source_share
+    """Whose counts (reports.measures.CountSource), and the share of ok turns whose tokens per chunk are estimated or
+    whose count is missing. Fails if either backend's counts are of events: what would be called ITL then is a gap
+    between chunks."""
+    limit = evidence.thresholds.count_source_share
     sources = evidence.count_sources
     loose: dict[str, float] = {}
     for name in evidence.names:
-        ok = evidence.of(name).filter(pl.col("status") == "ok")
+        ok = evidence.of(name).filter((pl.col("status") == "ok") & ~pl.col("zero_output"))
         inexact = ok.filter((pl.col("token_source") == "estimated").fill_null(True) | pl.col("output").is_null())
         if len(ok):
             loose[name] = len(inexact) / len(ok)
     difference = abs(loose[evidence.names[0]] - loose[evidence.names[1]]) if len(loose) == 2 else None
-    same = len(set(sources.values())) == 1
+    same, events = len(set(sources.values())) == 1, "events" in sources.values()
     described = ", ".join(f"{name}: {source or 'none'}" for name, source in sources.items())
     return Gate(
         id="token_source",
         title="Token counts from the same source",
-        status="unknown" if difference is None else passing(same and difference <= limit),
+        status="fail" if events else "unknown" if difference is None else passing(same and difference <= limit),
         number=difference,
         limit=limit,
         unit="share",
         explanation=f"Counts by {described}. Number: difference in the share of turns without an exact count per "
-        "chunk. Server and client counts are never compared with one another.",
+        "chunk. Server and client counts are never compared with one another."
+        + (
+            " One for each event is no count of tokens: let the server report usage (stream_options.include_usage), or "
+            "give the client a tokenizer."
+            if events
+            else ""
+        ),
         numbers={f"{name}: not exact": share for name, share in loose.items()},
     )

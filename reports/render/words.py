@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from reports.analysis import Analysis
 from reports.gates.gate import Gate
@@ -19,6 +20,11 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     places = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{places}f}"
+
+
+def count(value: int | None) -> str:
+    """Thousands separated; a dash for null."""
+    return f"{value:,}" if value is not None else DASH
 
 
 def share(value: float | None) -> str:
@@ -92,8 +98,8 @@ def gate_number(gate: Gate, value: float | None) -> str:
     match gate.unit:
         case "share":
             return share(value)
-        case "ms":
-            return f"{number(value)} ms"
+        case "ms" | "s":
+            return f"{number(value)} {gate.unit}"
         case "turns" | "blocks":
             return f"{value:g} {gate.unit}"
         case _:
@@ -108,6 +114,11 @@ def gate_detail(gate: Gate, key: str, value: float | None) -> str:
 def counted(counts: dict[str, int]) -> str:
     """ "3 x http 503, 1 x stalled"; "none" for nothing."""
     return ", ".join(f"{count:,} x {name}" for name, count in counts.items()) or "none"
+
+
+def stamps(analyses: Sequence[Analysis]) -> list[str]:
+    """The stamps of all runs that a page shows, each once."""
+    return list(dict.fromkeys(stamp for analysis in analyses for stamp in analysis.stamps))
 
 
 def headline(analysis: Analysis) -> str:

@@ -107,7 +107,7 @@ def write_block(
         (folder / f"w{worker}.chunks.bin").write_bytes(np.concatenate(pieces).tobytes() if pieces else b"")
         samples = [
             HealthSample(
-                t_ns=t, loop_lag_ms_max=loop_lag_ms * 2, loop_lag_ms_p99=loop_lag_ms, in_flight=2, busy_lanes=1,
+                t_ns=t, loop_lag_ms_max=loop_lag_ms * 2, loop_lag_ms_p99=loop_lag_ms, in_flight=2, lanes_in_session=1,
                 cpu_share=0.2, rss_bytes=10**8,
             )
             for t in range(started_ns, ended_ns + 1, 1000 * MS)
@@ -118,7 +118,9 @@ def write_block(
         (folder / "server" / "steps.jsonl").write_bytes(b"".join(msgspec.json.encode(s) + b"\n" for s in steps))
     block = Block(
         index=index, backend=backend, salt=str(index), started_unix_s=1.7e9, started_ns=started_ns, ended_ns=ended_ns,
-        drained_ns=ended_ns, warmup_s=1.0, warmup_requests=1, not_reached=0, finished=True,
+        drained_ns=ended_ns, warmup_s=1.0, warmup_requests=1, warmup_planned=2, sent=len(requests),
+        plays_ended=len({(record.session, record.play) for record, _ in requests}), plays_cut=0, not_reached=0,
+        finished=True,
     )  # fmt: skip
     block = msgspec.structs.replace(block, **changes)
     (folder / "block.json").write_bytes(msgspec.json.encode(block))
@@ -156,8 +158,8 @@ def write_frame(run: Path, *, send: int, order: list[str], lanes: int = 2, **cha
     (run / "manifest.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, **changes)))
 
 
-Change = Callable[[int, str, RequestRecord], RequestRecord]
-"""(block number from 1, backend, record) -> the record to write instead."""
+Change = Callable[[int, str, RequestRecord], RequestRecord | None]
+"""(block number from 1, backend, record) -> the record to write instead; None: the turn was never sent."""
 
 
 def make_run(
@@ -203,7 +205,9 @@ def make_run(
                     per_chunk=(per_chunk or {}).get(name, 1),
                 )  # fmt: skip
                 at = record.end_ns + 100 * MS
-                rows.append((change(index, name, record) if change else record, chunks))
+                written = change(index, name, record) if change else record
+                if written is not None:
+                    rows.append((written, chunks))
         steps = None
         if specialised_share is not None:
             mine = specialised_share if name == CANDIDATE else 0.0

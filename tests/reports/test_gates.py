@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from replay.records import Backend, Gpus, RequestRecord
+from replay.records import Backend, Block, Gpus, RequestRecord
 from reports.analysis import Analysis, analyse
+from reports.cli import report
 from reports.conclusion import conclude
-from reports.gates.gate import Gate
+from reports.gates.gate import Gate, Thresholds
 from reports.intervals import Effect, Estimate
+from reports.render import html, markdown
 from tests.reports.make_run import BASELINE, CANDIDATE, MS, failed, make_run
 
 Record = RequestRecord
@@ -30,7 +33,7 @@ def gate(found: Analysis, name: str) -> Gate:
 def test_a_sound_run_passes_every_gate(tmp_path: Path) -> None:
     found = judged(tmp_path, specialised_share=0.9)
     assert {gate.id: gate.status for gate in found.gates} == {gate.id: "pass" for gate in found.gates}
-    assert len(found.gates) == 13
+    assert len(found.gates) == 17
     assert found.conclusion.outcome == "candidate faster"
 
 
@@ -51,6 +54,44 @@ def other_prompt(block: int, _: str, record: Record) -> Record:
 
 def fails_sometimes(_: int, backend: str, record: Record) -> Record:
     return failed(record) if backend == CANDIDATE and record.turn == 4 else record
+
+
+def answers_in_one_chunk(backends: set[str]) -> Any:
+    def change(_: int, backend: str, record: Record) -> Record:
+        if record.turn != 2 or backend not in backends:
+            return record
+        return replace(record, first_chunk_tokens=record.output_tokens)
+
+    return change
+
+
+def one_token(_: int, __: str, record: Record) -> Record:
+    if record.turn:
+        return record
+    return replace(record, asked_output=1, output_tokens=1, first_chunk_tokens=1, zero_output=True)
+
+
+def counts_events(_: int, __: str, record: Record) -> Record:
+    return replace(record, output_tokens=None, output_tokens_client=record.output_tokens, token_source="estimated")
+
+
+def gets_further(_: int, backend: str, record: Record) -> Record | None:
+    return None if backend == BASELINE and record.turn == 4 else record
+
+
+def gets_further_and_fails(_: int, backend: str, record: Record) -> Record | None:
+    if backend == CANDIDATE and record.turn == 3:
+        return failed(record)
+    return gets_further(_, backend, record)
+
+
+def cut_at_the_end(_: int, __: str, record: Record) -> Record:
+    return replace(failed(record, error="cut"), status="cut") if record.turn == 4 else record
+
+
+def rewrite_block(folder: Path, **changes: Any) -> None:
+    block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
+    (folder / "block.json").write_bytes(msgspec.json.encode(replace(block, **changes)))
 
 
 def warm_cache(_: int, backend: str, record: Record) -> Record:
@@ -87,10 +128,17 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("same_work", "fail", {"change": other_prompt}),
     ("same_work", "unknown", {"order": "A"}),
     ("turns_accounted", "fail", {"block": {"not_reached": 2}}),
+    ("turns_accounted", "fail", {"block": {"sent": 31}}),
+    ("turns_accounted", "fail", {"block": {"sent": 31}, "end": "duration", "duration_s": 60.0}),
+    ("turns_accounted", "unknown", {"block": {"sent": None}, "end": "duration", "duration_s": 60.0}),
+    ("turns_accounted", "pass", {"block": {"sent": None}}),
     ("pair_coverage", "fail", {"change": fails_sometimes}),
+    ("pair_coverage", "fail", {"change": answers_in_one_chunk({BASELINE, CANDIDATE})}),
+    ("pair_coverage", "pass", {"change": one_token}),
+    ("pair_coverage", "pass", {"change": gets_further, "end": "duration", "duration_s": 60.0}),
+    ("pair_coverage", "pass", {"change": cut_at_the_end, "end": "duration", "duration_s": 60.0}),
     ("error_rate", "fail", {"change": fails_sometimes}),
     ("matched_gpus", "fail", {"matched_gpus": False, "unmatched_reasons": ["16 against 8 GPUs"]}),
-    ("matched_gpus", "unknown", {"backends": BACKENDS}),
     ("balanced_order", "fail", {"order": "AB"}),
     ("balanced_order", "fail", {"order": "ABAB"}),
     ("balanced_order", "fail", {"order": "ABB"}),
@@ -101,6 +149,10 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("cache_parity", "unknown", {"change": on_candidate(cached_tokens=None)}),
     ("token_source", "fail", {"change": on_candidate(output_tokens=None, output_tokens_client=44)}),
     ("token_source", "fail", {"change": on_candidate(token_source="estimated")}),
+    ("token_source", "fail", {"change": counts_events}),
+    ("token_source", "pass", {"change": counts_events, "per_chunk": {BASELINE: 4, CANDIDATE: 4}}),
+    ("output_lengths", "fail", {"change": on_candidate(output_tokens=36)}),
+    ("output_lengths", "unknown", {"change": counts_events}),
     ("prompt_length", "fail", {"change": on_candidate(input_tokens=1020, asked_input=1000)}),
     ("prompt_length", "pass", {"change": on_candidate(input_tokens=1004, asked_input=1000)}),
     ("prompt_length", "unknown", {"change": on_candidate(input_tokens=None)}),
@@ -124,8 +176,113 @@ def test_gate(tmp_path: Path, name: str, status: str, options: dict[str, Any]) -
     if status == "fail":
         assert found.conclusion.outcome == "INCONCLUSIVE"
         assert any(reason.startswith(gate(found, name).title) for reason in found.conclusion.reasons)
-    if status == "unknown":
+    if status == "unknown" and gate(found, name).required:
+        assert found.conclusion.outcome == "INCONCLUSIVE"
+        assert any(reason.startswith(f"{gate(found, name).title}: unknown") for reason in found.conclusion.reasons)
+    elif status == "unknown":
+        assert found.conclusion.outcome == "candidate faster"
         assert any(caveat.startswith(gate(found, name).title) for caveat in found.conclusion.caveats)
+
+
+def test_without_proof_of_path_it_is_a_difference_between_deployments_in_every_rendering(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = judged(tmp_path)
+    assert found.conclusion.outcome == "candidate faster"
+    first = found.conclusion.reasons[0]
+    assert "two deployments" in first
+    assert "decode path makes the difference is not proven" in first
+    report(tmp_path)
+    shown = [capsys.readouterr().out, *((tmp_path / f"report.{kind}").read_text() for kind in ("html", "md", "json"))]
+    for text in shown:
+        assert first in text
+        assert text.index(first) < text.index("All of the 95 % interval")
+    proven = judged(tmp_path / "proven", specialised_share=0.9)
+    assert not any("two deployments" in reason for reason in proven.conclusion.reasons)
+
+
+@pytest.mark.parametrize(("per_chunk", "source"), [(1, "events"), (4, "client")])
+def test_a_gap_between_chunks_never_passes_as_itl(tmp_path: Path, per_chunk: int, source: str) -> None:
+    """Neither backend reports usage: the client counts its events, or, with a tokenizer, the text."""
+    found = judged(tmp_path, change=counts_events, per_chunk={BASELINE: per_chunk, CANDIDATE: per_chunk})
+    assert [backend.count_source for backend in found.backends] == [source] * 2
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+    by_measure = {row.measure: row for row in found.rows if row.percentile == "P90"}
+    assert by_measure["itl"].baseline.n == by_measure["itl_rate"].baseline.n == 0
+    for per_token in ("tpot", "e2e_per_token"):
+        assert (by_measure[per_token].baseline.value is None) == (source == "events")
+    assert (found.backends[0].output_tokens_per_s is None) == (source == "events")
+    assert by_measure["ttft"].baseline.value is not None
+    html.render([found])
+
+
+def test_a_backend_does_not_drop_out_of_its_own_headline(tmp_path: Path) -> None:
+    """One turn in five of the candidate comes in one chunk: the others would be all that it is judged by."""
+    found = judged(tmp_path, change=answers_in_one_chunk({CANDIDATE}))
+    coverage = gate(found, "pair_coverage")
+    assert coverage.numbers == {
+        f"{BASELINE}: ok without a decode rate": 0.0,
+        f"{CANDIDATE}: ok without a decode rate": pytest.approx(0.2),
+    }
+    assert "drops out" in coverage.explanation
+
+
+def test_slower_backend_sets_what_a_timed_run_must_cover(tmp_path: Path) -> None:
+    found = judged(tmp_path, change=gets_further, end="duration", duration_s=60.0)
+    assert (found.pairs.planned, found.pairs.count) == (24, 24)
+    assert found.pairs.one_token == 0
+    fails_one = judged(tmp_path / "b", change=gets_further_and_fails, end="duration", duration_s=60.0)
+    assert fails_one.pairs.coverage == pytest.approx(18 / 24)
+
+
+def test_partly_finished_run_is_inconclusive(tmp_path: Path) -> None:
+    make_run(tmp_path, sessions=6, turns=5, order="ABBABAAB")
+    for name in ("05-candidate", "06-baseline", "07-baseline", "08-candidate"):
+        rewrite_block(tmp_path / "blocks" / name, finished=False)
+    found = analyse(tmp_path)
+    finished = gate(found, "blocks_finished")
+    assert (finished.status, finished.number, finished.limit) == ("fail", 4, 8)
+    assert "05-candidate, 06-baseline, 07-baseline, 08-candidate" in finished.explanation
+    assert [other.id for other in found.gates if other.status == "fail"] == ["blocks_finished"]
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+
+
+def test_a_server_that_went_away_counts_against_its_backend(tmp_path: Path) -> None:
+    make_run(tmp_path, sessions=6, turns=5)
+    for number, why in ((1, "server gone"), (2, "interrupted"), (3, None)):
+        attempt = tmp_path / "blocks" / f"02-candidate.interrupted-{number}"
+        shutil.copytree(tmp_path / "blocks" / "02-candidate", attempt)
+        rewrite_block(attempt, finished=False, cut_short=why)
+    found = analyse(tmp_path)
+    assert found.backends[0].cut_short == {}
+    assert found.backends[1].cut_short == {"interrupted": 1, "server gone": 1, "unfinished": 1}
+    survived = gate(found, "server_survived")
+    assert (survived.status, survived.number) == ("fail", 1)
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+    for text in (html.render([found]), markdown.render([found])):
+        assert "not judged: server gone" in text
+
+
+@pytest.mark.parametrize("name", ["plan.json", "sessions.jsonl"])
+def test_a_changed_plan_is_not_the_same_work(tmp_path: Path, name: str) -> None:
+    make_run(tmp_path, sessions=6, turns=5)
+    with (tmp_path / name).open("ab") as file:
+        file.write(b"\n")
+    found = analyse(tmp_path)
+    assert gate(found, "same_work").status == "fail"
+    assert f"{name} is not the file" in gate(found, "same_work").explanation
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+
+
+def test_long_silence_fails(tmp_path: Path) -> None:
+    make_run(tmp_path, sessions=6, turns=5)
+    assert gate(analyse(tmp_path), "silence").status == "pass"
+    strict = analyse(tmp_path, Thresholds(silence_s=0.01, silence_ttfts=0.1))
+    silence = gate(strict, "silence")
+    assert (silence.status, silence.limit) == ("fail", 0.01)
+    assert silence.number == pytest.approx(0.06, abs=0.012)  # six sessions side by side, with TTFTs of 50 to 90 ms
+    patient = analyse(tmp_path, Thresholds(silence_s=0.01, silence_ttfts=20))
+    assert gate(patient, "silence").limit == pytest.approx(20 * 0.07)
 
 
 def test_noise_floor_fails_an_effect_that_lies_below_it(tmp_path: Path) -> None:
@@ -168,7 +325,7 @@ def test_br_17_a_backend_that_refuses_long_prompts_does_not_win(tmp_path: Path) 
 
 
 def test_br_27_the_same_backend_twice_is_no_difference(tmp_path: Path) -> None:
-    assert judged(tmp_path, ratio=1.0, noise=0.05).conclusion.outcome == "no difference"
+    assert judged(tmp_path, ratio=1.0, noise=0.005).conclusion.outcome == "no difference"
 
 
 def test_br_27_different_hit_rates_void_the_run(tmp_path: Path) -> None:
@@ -178,7 +335,11 @@ def test_br_27_different_hit_rates_void_the_run(tmp_path: Path) -> None:
 
 
 def test_br_31_more_accepted_drafts_are_not_a_backend_effect(tmp_path: Path) -> None:
-    found = judged(tmp_path, per_chunk={CANDIDATE: 4, BASELINE: 2})
+
+    def fails_once(_: int, __: str, record: Record) -> Record:  # so that sessions differ, and there is an interval
+        return failed(record) if (record.session, record.turn) == ("s00", 4) else record
+
+    found = judged(tmp_path, per_chunk={CANDIDATE: 4, BASELINE: 2}, change=fails_once)
     assert found.conclusion.outcome == "INCONCLUSIVE"
     accepted = {backend.name: backend.tokens_per_chunk for backend in found.backends}
     assert accepted[CANDIDATE].value == pytest.approx(4, rel=0.1)
@@ -196,15 +357,45 @@ def ratio_effect(low: float, value: float, high: float) -> Effect:
     [
         ((1.1, 1.2, 1.3), "candidate faster"),
         ((0.7, 0.8, 0.9), "candidate slower"),
-        ((0.9, 1.0, 1.1), "no difference"),
+        ((0.97, 1.0, 1.03), "no difference"),
+        ((0.9, 1.0, 1.1), "INCONCLUSIVE"),
+        ((0.97, 1.02, 1.07), "INCONCLUSIVE"),
     ],
 )
 def test_conclusion_follows_the_interval(interval: tuple[float, float, float], outcome: str) -> None:
-    assert conclude(ratio_effect(*interval), []).outcome == outcome
+    assert conclude(ratio_effect(*interval), [], Thresholds()).outcome == outcome
     broken = Gate(id="x", title="X", status="fail", number=None, limit=None, unit="", explanation="Broken.")
-    assert conclude(ratio_effect(*interval), [broken]).outcome == "INCONCLUSIVE"
-    assert conclude(ratio_effect(*interval), [replace(broken, status="unknown")]).outcome == outcome
+    assert conclude(ratio_effect(*interval), [broken], Thresholds()).outcome == "INCONCLUSIVE"
+    unknown = replace(broken, status="unknown")
+    assert conclude(ratio_effect(*interval), [unknown], Thresholds()).outcome == "INCONCLUSIVE"
+    optional = conclude(ratio_effect(*interval), [replace(unknown, required=False)], Thresholds())
+    assert (optional.outcome, optional.caveats) == (outcome, ["X: unknown. Broken."])
+
+
+def test_br_29_too_few_sessions_are_said_with_the_number_needed() -> None:
+    found = conclude(ratio_effect(0.9, 1.0, 1.1), [], Thresholds())
+    assert found.outcome == "INCONCLUSIVE"
+    # half-width 0.1003, needed log 1.05 = 0.0488: (0.1003 / 0.0488)^2 x 10 = 42.3
+    assert "About 43 sessions like these" in found.reasons[0]
+    loose = conclude(ratio_effect(0.9, 1.0, 1.1), [], Thresholds(equal_within=0.12))
+    assert loose.outcome == "no difference"
+
+
+def test_same_figures_in_all_sessions_make_no_interval_and_no_conclusion(tmp_path: Path) -> None:
+    def constant(_: int, backend: str, record: Record) -> Record:
+        assert record.first_token_ns is not None
+        assert record.output_tokens is not None
+        each = 10 * MS if backend == BASELINE else 8 * MS
+        return replace(record, last_token_ns=record.first_token_ns + (record.output_tokens - 1) * each)
+
+    found = judged(tmp_path, change=constant, turns=1)
+    assert found.headlines[0].effect is not None
+    ratio = found.headlines[0].effect.ratio
+    assert (ratio.value, ratio.low, ratio.high) == (pytest.approx(1.25), None, None)
+    assert "no variation" in ratio.reason
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+    assert "no variation" in " ".join(found.conclusion.reasons)
 
 
 def test_conclusion_without_a_ratio() -> None:
-    assert conclude(None, []).outcome == "INCONCLUSIVE"
+    assert conclude(None, [], Thresholds()).outcome == "INCONCLUSIVE"

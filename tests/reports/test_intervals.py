@@ -127,6 +127,17 @@ def test_one_session_has_a_value_and_no_interval() -> None:
     assert "two sessions" in found.reason
 
 
+@pytest.mark.parametrize("value", [2.0, 1 / 3, 0.0])
+def test_no_variation_is_no_certainty(value: float) -> None:
+    weights = resample(6, 200)
+    wobble = value * (1 + 1e-15 * (np.arange(201) % 2))  # rounding is no variation
+    for statistic in (np.full(201, value), wobble):
+        for log in (True, False):
+            found = estimate(statistic, weights, np.full(6, 5), log=log)
+            assert (found.value, found.low, found.high) == (value, None, None)
+            assert "no variation" in found.reason
+
+
 def test_nothing_is_null_with_a_reason() -> None:
     (found,) = level([(np.array([]), np.array([], int))], resample(3), [0.9])
     assert found.value is None

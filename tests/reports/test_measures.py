@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
@@ -66,12 +67,17 @@ def test_br_09_client_counts_are_never_pooled_with_server_counts(tmp_path: Path)
     assert rows["why_no_itl"].to_list() == [None, "no token count"]
     alone = measured(load(tmp_path).blocks[0].requests.tail(1), 1.0, "client")
     assert alone["output"].to_list() == [30]
+    assert alone["e2e_per_token"][0] == pytest.approx(0.4 / 30)
+    assert alone["itl"].to_list() == [None]  # how many of them the first chunk held is not known
+    events = measured(load(tmp_path).blocks[0].requests.tail(1), 1.0, "events")
+    assert [events[name][0] for name in ("output", "itl", "tpot", "e2e_per_token")] == [None] * 4
 
 
 def test_count_source_is_client_only_without_any_server_count(tmp_path: Path) -> None:
     by_client: dict[str, Any] = {"output_tokens": None, "output_tokens_client": 21}
-    loaded, _ = one_block(tmp_path, [request(**by_client)])
+    loaded, _ = one_block(tmp_path, [request(**by_client), request(session="s1", per_chunk=4, **by_client)])
     assert count_source(loaded.requests) == "client"
+    assert count_source(loaded.requests.filter(pl.col("session") == "s0")) == "events"  # 21 chunks, 21 "tokens"
     assert count_source(loaded.requests.with_columns(output_tokens_client=pl.lit(None, pl.Int64))) is None
 
 
@@ -96,6 +102,15 @@ def test_br_23_from_scheduled_and_from_sent(tmp_path: Path) -> None:
 def test_failures_are_infinite_in_every_measure(tmp_path: Path) -> None:
     _, rows = one_block(tmp_path, [(failed(request()[0]), [])])
     assert all(rows[name].to_list() == [INFINITY] for name in MEASURES)
+
+
+def test_turns_recorded_without_output_have_no_measure_per_token(tmp_path: Path) -> None:
+    record, pieces = request(output=2, zero_output=True)
+    _, rows = one_block(tmp_path, [(record, pieces), (failed(request(session="s1", zero_output=True)[0]), [])])
+    for name in ("output", "itl", "tpot", "e2e_per_token"):
+        assert rows[name].to_list() == [None, None]
+    assert rows["why_no_itl"][0] == "recorded without output"
+    assert rows["ttft"].to_list() == [pytest.approx(0.2), INFINITY]
 
 
 @pytest.mark.parametrize(
@@ -157,6 +172,29 @@ def test_peak_slides_and_is_not_a_calendar_second(tmp_path: Path) -> None:
     at = [(START_NS + ms * MS, 10) for ms in (700, 1300, 1699, 2400)]  # 700..1699 fit into one second, 2400 does not
     loaded, rows = one_block(tmp_path, [(record, at)], ended_ns=START_NS + 3000 * MS)
     assert chunks.peak_in_a_second(chunks.arrivals(loaded, rows, 1.0)) == 30
+
+
+def test_longest_silence_counts_only_while_something_is_in_flight(tmp_path: Path) -> None:
+    def at(ms: int) -> int:
+        return START_NS + ms * MS
+
+    first = msgspec.structs.replace(request()[0], sent_ns=at(0), end_ns=at(1000))
+    second = msgspec.structs.replace(request(session="s1")[0], sent_ns=at(900), end_ns=at(2000))
+    third = msgspec.structs.replace(request(session="s2")[0], sent_ns=at(9000), end_ns=at(9100))
+    whole = msgspec.structs.replace(request(session="s3", streamed=False)[0], sent_ns=at(9200), end_ns=at(12000))
+    requests: list[tuple[RequestRecord, Chunks]] = [
+        (first, [(at(300), 1), (at(1000), 1)]),
+        (second, [(at(1300), 1), (at(2000), 1)]),  # silent from 1.3 to 2.0 s; nothing is in flight until 9 s
+        (third, [(at(9050), 0)]),  # an event without tokens is a sign of life
+        (whole, [(at(12000), 1)]),  # not streamed: it has nothing to say before its end
+    ]
+    loaded, rows = one_block(tmp_path, requests, workers=2)
+    for scale in (1.0, 10.0):
+        arrived = chunks.arrivals(loaded, rows, scale)
+        assert chunks.longest_silence(loaded, rows, arrived) == pytest.approx(0.7 * scale, abs=0.002 * scale)
+    late = requests[2:3]
+    loaded, rows = one_block(tmp_path / "late", late)
+    assert chunks.longest_silence(loaded, rows, chunks.arrivals(loaded, rows, 1.0)) == pytest.approx(0.05, abs=0.002)
 
 
 def test_gap_histogram_is_within_one_per_cent(tmp_path: Path) -> None:

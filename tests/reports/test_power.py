@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from scipy import stats
 
-from reports.power import judge_floor, questions_needed
+from reports.power import judge_floor, questions_needed, sessions_needed
+
+
+def test_sessions_needed_follow_the_square_of_the_width() -> None:
+    width = math.exp(0.2)
+    assert sessions_needed(1 / width, 1.0, width, 10, 1.05) == math.ceil(10 * (0.2 / math.log(1.05)) ** 2)
+    # a true ratio of 1.04 is told from 1 with fewer sessions than it is shown to lie below 1.05
+    assert sessions_needed(1.04 / width, 1.04, 1.04 * width, 10, 1.05) == math.ceil(10 * (0.2 / math.log(1.04)) ** 2)
+    assert sessions_needed(0.99, 1.04, 1.09, 10, 1.05) > 10
 
 
 @pytest.mark.parametrize("right", [25, 26, 28])

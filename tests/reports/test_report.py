@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from html.parser import HTMLParser
@@ -11,14 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from replay.records import RequestRecord
+from replay.records import Backend, RequestRecord
 from reports.analysis import Analysis, analyse
 from reports.charts import CHARTS
 from reports.charts.chart import svg
 from reports.cli import report
 from reports.render import html, markdown
 from reports.render import json as as_json
-from tests.reports.make_run import CANDIDATE, MS, failed, make_run, write_frame
+from tests.reports.make_run import BASELINE, CANDIDATE, MS, failed, make_run, write_frame
+from workloads.errors import UserError
+
+OTHERS = [
+    Backend(name=name, decode_backend="auto", url=None, gpus=None, emulated=False) for name in (BASELINE, CANDIDATE)
+]
 
 
 def small(path: Path, **options: Any) -> Path:
@@ -178,7 +184,7 @@ def test_what_servers_say_is_escaped(tmp_path: Path) -> None:
 
 def test_markdown_tables_have_equal_columns(emulated: tuple[Analysis, str, str]) -> None:
     tables = [block for block in emulated[2].split("\n\n") if block.startswith("|")]
-    assert len(tables) == 5
+    assert len(tables) == 6
     for table in tables:
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 
@@ -197,6 +203,31 @@ def test_several_runs_make_the_frontier(tmp_path: Path) -> None:
     drawn = svg(frontier, analyses)
     assert drawn is not None
     assert ">8<" in drawn
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"workload_digest": "x" * 64}, "workload digest"),
+        ({"matched_gpus": False, "unmatched_reasons": ["16 against 8 GPUs"]}, "matched GPUs"),
+        ({"emulated": True}, "emulated"),
+        ({"backends": OTHERS}, "backends"),
+    ],
+)
+def test_runs_that_are_not_alike_do_not_share_a_report(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    one, other = small(tmp_path / "one"), small(tmp_path / "other", lanes=8, **changes)
+    with pytest.raises(UserError, match=f"cannot be shown beside .*: {what} "):
+        report(one, other)
+
+
+def test_stamps_of_all_runs_are_shown(tmp_path: Path) -> None:
+    runs = [small(tmp_path / str(scale), lanes=int(scale), emulated=True, time_scale=scale) for scale in (1.0, 10.0)]
+    report(*runs)
+    for name in ("report.html", "report.md"):
+        text = (runs[0] / name).read_text()
+        assert "embedded emulator; they" in text
+        assert "clock 10 times as fast" in text
+        assert "EMULATED EMULATED" not in text
 
 
 def test_every_turn_is_accounted_for(tmp_path: Path) -> None:
@@ -229,14 +260,87 @@ def test_single_chunk_answers_are_counted_not_dropped(tmp_path: Path) -> None:
     assert normalised.ratio.n == 30
 
 
+def test_turns_recorded_without_output_are_counted_and_left_out(tmp_path: Path) -> None:
+    def silent(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return record if record.turn else msgspec.structs.replace(record, zero_output=True, asked_output=1)
+
+    found = analyse(small(tmp_path, change=silent))
+    assert found.backends[0].zero_output == 12
+    assert found.backends[0].without_itl == {"recorded without output": 12}
+    assert found.pairs.one_token == 6
+    assert found.pairs.coverage == 1.0
+    ends = {row.measure: row.baseline.n for row in found.rows}
+    assert (ends["itl"], ends["e2e_per_token"], ends["ttft"]) == (48, 48, 60)
+
+
+def test_blocks_tell_of_load_warm_up_and_plays(tmp_path: Path) -> None:
+    def spoil(block: int, _: str, record: RequestRecord) -> RequestRecord:
+        if block == 1 and record.session in ("s00", "s01") and record.turn == 1:
+            return failed(record, error="context overflow" if record.session == "s00" else "http 503")
+        if block == 1 and record.session == "s05":
+            return msgspec.structs.replace(record, session="s04", play=1)
+        return msgspec.structs.replace(record, pool_wait_ns=3 * MS) if block == 1 else record
+
+    found = analyse(small(tmp_path, change=spoil, block={"plays_ended": 4, "plays_cut": 2}))
+    block = found.blocks[0]
+    assert (block.warmup_requests, block.warmup_planned, block.warmup_s) == (1, 2, 1.0)
+    assert (block.plays, block.plays_ended, block.plays_cut) == (6, 4, 2)
+    assert (block.most_plays_of_a_session, block.degraded_plays) == (2, 2)
+    assert block.peak_in_flight == 6  # six sessions side by side, sent 1 ms after one another
+    assert block.pool_wait_p99_s == pytest.approx(0.003)
+    assert 0.04 < block.longest_silence_s < 0.06
+    baseline = found.backends[0]
+    assert (baseline.context_overflows, baseline.degraded_plays, baseline.plays) == (1, 2, 12)
+    for text in (html.render([found]), markdown.render([found])):
+        assert "1 of 2, 1,000 ms" in text
+        assert "4 / 2" in text
+        assert "2 / 6 (33.3%)" in text
+
+
+def test_peak_in_flight_is_exact_and_ends_come_before_starts(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path, sessions=1, turns=5))
+    assert found.blocks[0].peak_in_flight == 1  # health samples say 2
+
+    def without_a_pause(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(record, end_ns=record.end_ns + 100 * MS)
+
+    assert analyse(small(tmp_path / "b", sessions=1, change=without_a_pause)).blocks[0].peak_in_flight == 1
+
+
+def test_interactivity_chart_crosses_90_per_cent_at_p90_interactivity(tmp_path: Path) -> None:
+    found = analyse(small(tmp_path))
+    chart = next(chart for chart in CHARTS if chart.id == "interactivity")
+    drawn = chart.draw([found])
+    assert drawn is not None
+    spec = drawn.to_dict()
+    layers, rows = spec["layer"], spec["datasets"]
+    assert layers[1]["encoding"]["x"]["title"] == "interactivity, tokens/s"
+    assert layers[1]["encoding"]["y"]["title"] == "share of turns at least this fast"
+    effect = found.headlines[0].effect
+    assert effect is not None
+    crossings = {row["backend"]: row["value"] for row in rows[layers[2]["data"]["name"]]}
+    assert crossings["baseline"] == pytest.approx(effect.baseline.value, rel=1e-4)
+    assert crossings["candidate"] == pytest.approx(effect.candidate.value, rel=1e-4)
+    curve = [row for row in rows[layers[1]["data"]["name"]] if row["backend"] == "baseline"]
+    assert all(a["value"] >= b["value"] and a["share"] < b["share"] for a, b in itertools.pairwise(curve))
+
+
+@pytest.mark.parametrize(
+    ("mode", "told"), [("closed", "of recorded pause time"), ("open", "of recorded time with no session active")]
+)
+def test_time_taken_out_is_called_what_it_is(tmp_path: Path, mode: str, told: str) -> None:
+    found = analyse(small(tmp_path, mode=mode))
+    assert f"25.0% {told} taken out" in markdown.render([found])
+
+
 def test_throughput_is_per_gpu_and_counts_no_cached_input(tmp_path: Path) -> None:
     found = analyse(small(tmp_path))
     for backend in found.backends:
         block = next(block for block in found.blocks if block.backend == backend.name)
-        assert block.input_tokens is not None
-        assert block.cached_tokens is not None
-        assert block.uncached_input_tokens == block.input_tokens - block.cached_tokens
-        assert block.output_tokens_in_window == 6 * (40 + 41 + 42 + 43 + 44)
+        assert block.cached_tokens == 6 * (1000 + 1500 + 2000 + 2500)
+        assert block.uncached_input_tokens == 6 * 1000 + 6 * 4 * 500
+        assert block.output_tokens_per_s is not None
+        assert block.output_tokens_per_s * block.window_s == pytest.approx(6 * (40 + 41 + 42 + 43 + 44))
         assert backend.output_tokens_per_s is not None
         assert backend.output_tokens_per_s_per_gpu == pytest.approx(backend.output_tokens_per_s / 8)
 

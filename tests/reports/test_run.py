@@ -81,9 +81,9 @@ def test_unfinished_and_interrupted_blocks_are_listed_not_judged(tmp_path: Path)
     found = analyse(tmp_path)
     assert [block.name for block in found.blocks] == ["01-baseline", "02-candidate", "03-candidate", "04-baseline"]
     assert {block.name: block.why for block in found.set_aside} == {
-        "03-candidate.interrupted-1": "interrupted",
+        "03-candidate.interrupted-1": "never started: no readable block.json",
         "05-candidate": "not finished",
-        "06-baseline": "never started properly: no readable block.json",
+        "06-baseline": "never started: no readable block.json",
     }
 
 
@@ -109,11 +109,14 @@ def test_newer_schema(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_changed_plan_is_noted(tmp_path: Path) -> None:
+def test_changed_plan_is_known(tmp_path: Path) -> None:
     small(tmp_path)
+    assert load(tmp_path).changed == []
     with (tmp_path / "plan.json").open("ab") as file:
         file.write(b"\n")
-    assert any(note.startswith("plan.json is not the file") for note in load(tmp_path).notes)
+    assert load(tmp_path).changed == ["plan.json"]
+    (tmp_path / "sessions.jsonl").unlink()
+    assert load(tmp_path).changed == ["plan.json", "sessions.jsonl"]
 
 
 def test_turn_recorded_twice_counts_once(tmp_path: Path) -> None:
