@@ -39,6 +39,7 @@ app.command(emulate)
 @app.command
 def compare(
     experiment: Path,
+    /,
     *,
     run: Path | None = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
@@ -78,7 +79,7 @@ def schema() -> None:
 
 @app.command
 def demo(*, run: Path | None = None) -> int:
-    """Try everything without a GPU, in about a minute: replay A/B on two emulated servers, and the report.
+    """Try everything without a GPU, in a minute and a half: replay A/B on two emulated servers, and the report.
 
     Every figure it gives is EMULATED.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
 
 import msgspec
 
 from replay import experiment, records
-from replay.emulator import language, process, profiles
+from replay.emulator import language, process
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.speculation import Speculation
 from workloads.content import Vocabulary, load_tokenizer, vocabulary_of_range, vocabulary_of_tokenizer
@@ -47,11 +46,6 @@ def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSe
     backend: experiment.Backend = getattr(described.backends, name)
     emulator = backend.emulator
     assert emulator is not None
-    if backend.decode_backend not in ("auto", "latency_specialized"):
-        raise UserError(
-            f"backends.{name}.decode_backend is {backend.decode_backend!r}: the emulator knows auto and "
-            "latency_specialized"
-        )
     drafts = None
     if emulator.draft_tokens:
         length = emulator.acceptance_length if emulator.acceptance_length is not None else 1 + emulator.draft_tokens / 2
@@ -60,7 +54,7 @@ def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSe
         raise UserError(f"backends.{name}.emulator.acceptance_length needs draft_tokens")
     return EmulatorSettings(
         profile=emulator.profile,
-        decode_backend=cast(profiles.DecodeBackend, backend.decode_backend),
+        decode_backend=backend.decode_backend,
         speculation=drafts,
         time_scale=emulator.time_scale,
         max_model_len=emulator.max_model_len,
@@ -94,10 +88,10 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
     )
 
 
-def vocabulary(whole: experiment.Experiment) -> Vocabulary:
-    """What prompts are made of: the tokenizer's words, the emulator's, or a range of token ids."""
+def vocabulary(whole: experiment.Experiment, *, emulated: bool) -> Vocabulary:
+    """What prompts are made of: the tokenizer's words, a range of token ids, or the emulator's words."""
     if whole.tokenizer is not None:
         return vocabulary_of_tokenizer(load_tokenizer(whole.tokenizer))
-    if whole.emulated:
+    if emulated and whole.token_ids is None:
         return vocabulary_of_tokenizer(language.tokenizer())
     return vocabulary_of_range(*(whole.token_ids or _DEFAULT_TOKEN_IDS))

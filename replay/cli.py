@@ -24,7 +24,7 @@ _RUNS = Path("runs")
 _PLAIN_EVERY_S = 10.0
 
 
-def check(experiment: Path) -> None:
+def check(experiment: Path, /) -> None:
     """Preflight: send both backends a handful of requests and say whether they can be compared.
 
     Looks at: the model's name, streaming, whether answers keep the asked length and by which field, token counts, what
@@ -97,19 +97,28 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
     order = block_order(experiment)
     block_s = plan.duration_s if plan.duration_s is not None else plan.estimated_s
     block_s /= prepared.facts["baseline"].time_scale
-    console.print(f"plan digest      {plan_digest(plan)}")
-    console.print(f"workload digest  {digest}")
-    console.print(f"what             {plan_summary(plan)}")
-    for reason, count in plan.lost.items():
-        console.print(f"                 {reason}: {count:,}")
-    console.print(f"pauses           {plan.pause_removed_share:.1%} of recorded pause time taken out")
-    console.print(f"blocks           {len(order)}: {', '.join(order)}")
-    console.print(
-        f"how long         about {len(order) * block_s / 60:.1f} minutes at the recorded service times "
-        f"({block_s:,.0f} s a block), and {experiment.replay.warmup.seconds:.0f} s at most of warm-up for each"
-    )
+    lost = "; ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items()) or "nothing"
+    lines = {
+        "plan": plan_digest(plan)[:12],
+        "workload": digest[:12],
+        "what": plan_summary(plan),
+        "left out": lost,
+        "pauses": f"{plan.pause_removed_share:.1%} of recorded pause time taken out",
+        "blocks": f"{len(order)}: {', '.join(order)}",
+        "how long": f"{_span(block_s)} a block, {_span(len(order) * block_s)} in all, if these servers were as slow as "
+        "the recorded ones and the longest lane decides; warm-up comes on top",
+    }
+    for name, text in lines.items():
+        console.print(f"{name:<10}{text}", highlight=False, soft_wrap=True)
     for reason in _mismatches(experiment):
-        console.print(f"[red]not matched[/red]      {reason}: compare will refuse without --allow-unmatched")
+        console.print(f"[red]not matched[/red]: {reason}: compare will refuse without --allow-unmatched")
+
+
+def _span(seconds: float) -> str:
+    """A length of time in words."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _mismatches(experiment: Experiment) -> list[str]:

@@ -242,8 +242,11 @@ def _assignments(
 
 def plan_summary(plan: Plan) -> str:
     """One line: what will be sent."""
+    played = {play.session for entries in plan.lanes for play in entries}
     fates = ", ".join(f"{plan.turns[fate]:,} {fate}" for fate in sorted(plan.turns, key=lambda fate: fate != "send"))
-    return f"{plan.sessions:,} sessions on {len(plan.lanes)} lanes; turns: {fates}"
+    of = f" of {plan.sessions:,}" if len(played) < plan.sessions else ""
+    again = " (some played again: fewer sessions than lanes)" if len(played) < len(plan.lanes) else ""
+    return f"{len(played):,}{of} sessions on {len(plan.lanes)} lanes{again}; turns: {fates}"
 
 
 def _versions() -> dict[str, str]:

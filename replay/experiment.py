@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,6 +15,21 @@ from workloads.errors import UserError
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_types(cls, data: Any) -> Any:
+        """YAML knows numbers from texts and yes from 1; a slip must not be taken for what it is not."""
+        if not isinstance(data, dict):
+            return data
+        for name, field in cls.model_fields.items():
+            value, wanted = data.get(name), str(field.annotation)
+            number = ("int" in wanted or "float" in wanted) and "Literal" not in wanted and "dict" not in wanted
+            if number and isinstance(value, (bool, str)):
+                raise ValueError(f"{name}: {value!r} is not a number")
+            if "bool" in wanted and not isinstance(value, bool | None):
+                raise ValueError(f"{name}: {value!r} is neither true nor false")
+        return data
 
 
 class Synthetic(_Model):
@@ -49,7 +65,7 @@ class Workload(_Model):
     sessions: int | None = Field(None, ge=1)
     """Take only the first so many sessions (in the seeded order)."""
     max_turns: int | None = Field(None, ge=1)
-    """Cut each stream after so many turns."""
+    """Cut each stream after so many turns, counted from the recording's first."""
     max_context: int | None = Field(None, ge=1)
     """Largest prompt + output, tokens. Left out: the smaller max_model_len of the two backends, if they tell."""
     over_context: Literal["cut", "drop", "skip"] = "cut"
@@ -190,8 +206,8 @@ class Backend(_Model):
     """Base URL of a running server, without /v1."""
     emulator: Emulator | None = None
     """See Emulator."""
-    decode_backend: str = "auto"
-    """vLLM's additional_config.decode_backend of this server: auto or latency_specialized."""
+    decode_backend: Literal["auto", "latency_specialized"] = "auto"
+    """vLLM's additional_config.decode_backend of this server, as you started it."""
     model: str | None = None
     """Model name as served here, if it differs from the experiment's."""
     headers: dict[str, str] = {}
@@ -259,8 +275,10 @@ def load_experiment(path: Path) -> Experiment:
 
     Raises UserError naming each wrong key and what it should be.
     """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the experiment file (YAML) itself")
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.load(path.read_text(), _Loader)  # a safe loader
     except FileNotFoundError:
         raise UserError(f"{path}: no such experiment file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -280,8 +298,7 @@ def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Pa
         lines = []
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"])
-            hint = " (unknown key: check the spelling)" if item["type"] == "extra_forbidden" else ""
-            lines.append(f"  {key or 'experiment'}: {item['msg']}{hint}")
+            lines.append(f"  {key or 'experiment'}: {_in_words(item['type'], item['msg'], key)}")
         raise UserError(f"{where}: not a valid experiment:\n" + "\n".join(lines)) from None
     if folder is None:
         return experiment
@@ -292,6 +309,34 @@ def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Pa
         path = (folder / experiment.workload.path.expanduser()).resolve()
         changes["workload"] = experiment.workload.model_copy(update={"path": path})
     return experiment.model_copy(update=changes)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one map, where YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_WORDS = {
+    "missing": "is required",
+    "tuple_type": "must be two numbers, [low, high]",
+    "dict_type": "must be a map, {name: value}",
+    "model_type": "must be a map of keys",
+    "model_attributes_type": "must be a map of keys",
+}
+
+
+def _in_words(kind: str, message: str, key: str) -> str:
+    if kind == "extra_forbidden":
+        known = sorted({name for model in _Model.__subclasses__() for name in model.model_fields})
+        close = difflib.get_close_matches(key.rsplit(".", 1)[-1], known, 1)
+        return "unknown key" + (f": did you mean {close[0]}?" if close else "")
+    return _WORDS.get(kind, message.removeprefix("Value error, "))
 
 
 def frozen_yaml(experiment: Experiment) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 
 import msgspec
 
-from replay import backends, probes
+from replay import backends, probes, source
 from replay.experiment import Experiment
-from replay.progress import Event, Tell
+from replay.progress import Event, Finding, Tell
 from replay.wire import Limits, Wire
 from workloads.errors import UserError
 from workloads.rendering import Rendering
@@ -31,12 +32,17 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
 
     Raises UserError when the comparison cannot be measured, with what to change.
     """
+    source.check(experiment)  # what needs no server comes first
+    for name in backends.NAMES:
+        request_headers(experiment, name)
     base = Rendering(
         api=experiment.api,
         model=experiment.model,
-        vocabulary=backends.vocabulary(experiment),
+        vocabulary=backends.vocabulary(experiment, emulated=_emulated(experiment)),
         sampling=experiment.sampling,
     )
+    for finding in _doubts(experiment):
+        tell(Event(text=str(finding)))
     control = 0
     for attempt in itertools.count():
         facts: dict[str, probes.ServerFacts] = {}
@@ -68,6 +74,38 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
         known.append(experiment.workload.max_context)
     rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
     return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None)
+
+
+def _doubts(experiment: Experiment) -> Iterator[Finding]:
+    """What is allowed, but hardly meant."""
+    baseline, candidate = experiment.backends.baseline, experiment.backends.candidate
+    if baseline.url is not None and _address(baseline.url) == _address(candidate.url or ""):
+        yield Finding("warning", "both backends are one server: this measures its noise, not a difference")
+    if (baseline.decode_backend, candidate.decode_backend) != ("auto", "latency_specialized"):
+        yield Finding(
+            "warning",
+            f"decode_backend is {baseline.decode_backend} for the baseline and {candidate.decode_backend} for the "
+            "candidate: this does not compare the specialised decode backend with the standard one",
+        )
+    if not experiment.emulated:
+        yield Finding("note", "which decode path the servers take is as declared: it is not proven here")
+    if experiment.replay.order == "AB":
+        yield Finding("warning", "order: AB cannot tell drift from effect: the report will be INCONCLUSIVE")
+
+
+def _address(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _emulated(experiment: Experiment) -> bool:
+    """Whether the backends are emulators, also behind URLs: their vocabulary is known then."""
+
+    async def ask(url: str, name: str) -> bool:
+        async with Wire(url, wire_limits(experiment), connections=1, headers=request_headers(experiment, name)) as wire:
+            return (await probes.version(wire)).emulated
+
+    urls = {name: getattr(experiment.backends, name).url for name in backends.NAMES}
+    return experiment.emulated or any(asyncio.run(ask(url, name)) for name, url in urls.items() if url is not None)
 
 
 async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.ServerFacts:

@@ -63,7 +63,7 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Server
     """
     findings: list[Finding] = []
     max_model_len = await _model(wire, rendering.model, findings)
-    version = await _version(wire)
+    said = await version(wire)
     control, first = await _length_control(wire, rendering, control, findings)
     rendering = with_control(rendering, control)
     if first.input_tokens is None and rendering.api != "completions":
@@ -102,7 +102,7 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Server
     if first.input_tokens is not None:
         await _lengths(wire, rendering, max_model_len, findings)
     server: dict[str, str | int | float | bool | None] = {
-        "version": version.version,
+        "version": said.version,
         "fingerprint": first.server_fingerprint,
         "max_model_len": max_model_len,
     }
@@ -110,8 +110,8 @@ async def probe(wire: Wire, rendering: Rendering, *, control: int = 0) -> Server
         control=control,
         template=template,
         max_model_len=max_model_len,
-        emulated=version.emulated,
-        time_scale=version.time_scale,
+        emulated=said.emulated,
+        time_scale=said.time_scale,
         server=server,
         findings=findings,
     )
@@ -155,21 +155,23 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Version(msgspec.Struct):
+class Version(msgspec.Struct):
+    """What /version says."""
+
     version: str | None = None
     emulated: bool = False
     time_scale: float = 1.0
 
 
-async def _version(wire: Wire) -> _Version:
+async def version(wire: Wire) -> Version:
     """What /version says; nothing, if the server has no such page."""
     reply = await wire.exchange("/version", b"", {}, method="GET")
     if reply.failure is not None or reply.http_status != 200:
-        return _Version()
+        return Version()
     try:
-        return msgspec.json.decode(reply.body, type=_Version)
+        return msgspec.json.decode(reply.body, type=Version)
     except msgspec.MsgspecError:
-        return _Version()
+        return Version()
 
 
 async def _length_control(
@@ -209,7 +211,8 @@ async def _length_control(
         if last.status != "short" and last.error not in ("http 400", "http 422"):
             break
     assert last is not None
-    raise UserError(f"{wire.url}: a probe of 64 tokens failed: {last.error} ({last.detail})")
+    hint = ": give tokenizer, or token_ids: [low, high] that this model has" if "vocab" in str(last.detail) else ""
+    raise UserError(f"{wire.url}: a probe of 64 tokens failed: {last.error} ({last.detail}){hint}")
 
 
 async def _template(wire: Wire, rendering: Rendering) -> Template:

@@ -24,7 +24,9 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
 
 def create(run: Path) -> None:
     """Make an empty run directory. Raises UserError if there is something in the way."""
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if run.exists() and not run.is_dir():
+        raise UserError(f"{run} is a file: name a folder to be made with --run")
+    if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
     (run / "blocks").mkdir(parents=True)
 

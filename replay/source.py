@@ -9,6 +9,7 @@ from pathlib import Path
 
 from replay.experiment import Experiment
 from workloads import formats
+from workloads.errors import UserError
 from workloads.generate import GeneratorSettings, generate
 from workloads.trace import Notes, Trace
 
@@ -34,6 +35,19 @@ class Source:
         if workload.synthetic is not None:
             return generate(GeneratorSettings(**workload.synthetic.model_dump()))
         return formats.read(workload.path or demo_path(), self._notes, format=workload.format)
+
+
+def check(experiment: Experiment) -> None:
+    """Raises UserError if the workload's path or format cannot be read; looks at its first records only."""
+    workload = experiment.workload
+    if workload.path is None:
+        return
+    if not workload.path.exists():
+        raise UserError(
+            f"workload.path: {workload.path} does not exist (it is taken from the experiment file's folder)"
+        )
+    if workload.format is None:
+        formats.detect(workload.path)
 
 
 def demo_path() -> Path:

@@ -65,7 +65,7 @@ def emulate(
     port
         Port to listen on; 0: any free one.
     log_dir
-        New folder for the log of what was emitted when; by default a temporary one.
+        New folder for the log of what was emitted when; by default it is not kept.
     """
     if draft_tokens == 0 and acceptance_length is not None:
         raise UserError("--acceptance-length needs --draft-tokens")
@@ -84,10 +84,10 @@ def emulate(
         seed=seed,
         model=model,
     )
-    folder = log_dir if log_dir is not None else Path(tempfile.mkdtemp(prefix="decodegate-emulator-"))
 
     def announce(ready: Ready) -> None:
         print(f"emulated {ready.profile}, model {ready.model!r}, at {ready.url}", flush=True)
-        print(f"log: {folder}   (Ctrl-C ends it)", flush=True)
+        print("Ctrl-C ends it", flush=True)
 
-    uvloop.run(serve(settings, folder, port, announce))
+    with tempfile.TemporaryDirectory(prefix="decodegate-emulator-") as scratch:
+        uvloop.run(serve(settings, log_dir if log_dir is not None else Path(scratch), port, announce))

@@ -65,7 +65,11 @@ def test_a_plain_server_is_taken_as_it_is(tmp_path: Path) -> None:
     prepared, told = ask(server(), tmp_path)
     assert prepared.rendering.length_control == "ignore_eos"
     assert prepared.max_context == 5000
-    assert not [line for line in told if "WARNING" in line]
+    warnings = [line for line in told if "WARNING" in line]
+    assert len(warnings) == 3
+    assert "one server" in warnings[0]
+    assert "does not compare the specialised decode backend" in warnings[1]
+    assert "order: AB" in warnings[2]
 
 
 def test_a_server_that_refuses_ignore_eos_is_asked_by_min_tokens(tmp_path: Path) -> None:

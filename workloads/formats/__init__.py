@@ -46,7 +46,7 @@ def detect(path: Path) -> str:
             return name
     raise UserError(
         f"{path}: not a format that decodegate reads ({', '.join(FORMATS)}); "
-        "if you know which one it is, name it, and the first error in it will be shown"
+        "if it is one of these, name it (--format NAME, or workload.format) to see its first error"
     )
 
 
