@@ -109,7 +109,7 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
         "the recorded ones and the longest lane decides; warm-up comes on top",
     }
     for name, text in lines.items():
-        console.print(f"{name:<10}{text}", highlight=False, soft_wrap=True)
+        console.print(f"{name:<10}{text}", highlight=False, soft_wrap=True, markup=False)
     for reason in _mismatches(experiment):
         console.print(f"[red]not matched[/red]: {reason}: compare will refuse without --allow-unmatched")
 
@@ -154,7 +154,7 @@ def showing(console: Console) -> Iterator[Tell]:
 
         def tell(event: Event) -> None:
             if event.text:
-                progress.console.print(event.text, highlight=False)
+                progress.console.print(event.text, highlight=False, markup=False)
             if event.counts is None:
                 return
             if event.block not in bars:
@@ -175,7 +175,7 @@ def _plain(console: Console) -> Tell:
 
     def tell(event: Event) -> None:
         if event.text:
-            console.print(event.text, highlight=False, soft_wrap=True)
+            console.print(event.text, highlight=False, soft_wrap=True, markup=False)
         if event.counts is None:
             return
         ended = event.counts.ended >= event.planned

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import secrets
+import shutil
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,35 +77,41 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
             + "\n  ".join(reasons)
             + "\nMatch them, or measure anyway with --allow-unmatched (every page of the report will say so)."
         )
+    for finding in host.check_client(experiment.replay.lanes):
+        tell(Event(text=str(finding)))
     rundir.create(run)
-    prepared = prepare(experiment, run / "check", tell)
-    for backend in described:
-        backend.settings |= prepared.facts[backend.name].server
-        backend.emulated = backend.emulated or prepared.facts[backend.name].emulated
-    plan, workload_digest = make_plan(experiment, prepared, run)
-    tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
-    (run / "experiment.yaml").write_text(frozen_yaml(experiment))
-    (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
-    manifest = Manifest(
-        name=experiment.name,
-        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-        decodegate_version=importlib.metadata.version("decodegate"),
-        versions=_versions(),
-        host=_host(),
-        plan_digest=plan_digest(plan),
-        workload_digest=workload_digest,
-        workload_source=source.source_name(experiment),
-        backends=described,
-        order=block_order(experiment),
-        matched_gpus=not reasons,
-        unmatched_reasons=reasons,
-        emulated=any(backend.emulated for backend in described),
-        workers=experiment.replay.workers,
-        salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
-        time_scale=prepared.facts["baseline"].time_scale,
-    )
-    rundir.write_json(run / "manifest.json", manifest)
-    return manifest
+    try:
+        prepared = prepare(experiment, run / "check", tell)
+        for backend in described:
+            backend.settings |= prepared.facts[backend.name].server
+            backend.emulated = backend.emulated or prepared.facts[backend.name].emulated
+        plan, workload_digest = make_plan(experiment, prepared, run)
+        tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
+        (run / "experiment.yaml").write_text(frozen_yaml(experiment))
+        (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
+        manifest = Manifest(
+            name=experiment.name,
+            created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+            decodegate_version=importlib.metadata.version("decodegate"),
+            versions=_versions(),
+            host=_host(),
+            plan_digest=plan_digest(plan),
+            workload_digest=workload_digest,
+            workload_source=source.source_name(experiment),
+            backends=described,
+            order=block_order(experiment),
+            matched_gpus=not reasons,
+            unmatched_reasons=reasons,
+            emulated=any(backend.emulated for backend in described),
+            workers=experiment.replay.workers,
+            salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
+            time_scale=prepared.facts["baseline"].time_scale,
+        )
+        rundir.write_json(run / "manifest.json", manifest)
+        return manifest
+    except BaseException:
+        shutil.rmtree(run)  # only what we have just made: nothing is measured yet
+        raise
 
 
 def resume_run(experiment: Experiment, run: Path) -> Manifest:
@@ -130,8 +137,7 @@ def _rendering(run: Path) -> Rendering:
 
 def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell) -> None:
     """Measure every block that is not finished, in order. Finished ones are not touched."""
-    for finding in host.check_client(experiment.replay.lanes):
-        tell(Event(text=str(finding)))
+    host.check_client(experiment.replay.lanes)  # a resumed run needs the raised limits too
     plan, rendering = read_plan(run), _rendering(run)
     for index, name in enumerate(manifest.order, start=1):
         if rundir.is_finished(run, index, name):

@@ -14,7 +14,9 @@ from workloads.errors import UserError
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -113,7 +115,7 @@ class Limits(_Model):
 class Replay(_Model):
     """How the workload is played."""
 
-    lanes: int = Field(8, ge=1)
+    lanes: int = Field(8, ge=1, le=100_000)
     """Simulated users. Each holds one session tree at a time; subagents add requests without using a lane."""
     seed: int = 1
     """Order of sessions, start points, salts, content."""
@@ -143,12 +145,12 @@ class Replay(_Model):
     """Lanes start spread over so many seconds, not all in one instant."""
     on_failure: Literal["continue", "end_session"] = "continue"
     """After a failed turn: go on with the recorded next one, or give the session up (its other turns: not reached)."""
-    rounds: int = Field(1, ge=1)
+    rounds: int = Field(1, ge=1, le=1000)
     """How often the balanced order of four blocks is repeated."""
     order: Literal["ABBA", "AB"] = "ABBA"
     """Order of blocks in a round. ABBA (or BAAB, drawn by the seed) balances drift. AB is quicker and cannot tell drift
     from effect: its report is inconclusive."""
-    workers: int = Field(1, ge=1)
+    workers: int = Field(1, ge=1, le=256)
     """Client processes; lanes are dealt out over them."""
     warmup: Warmup = Warmup()
     """See Warmup."""
@@ -234,6 +236,13 @@ class Backends(_Model):
     """The backend under test (decode_backend: latency_specialized)."""
 
 
+_OURS = {
+    *("model", "prompt", "messages", "system", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
+    *("min_tokens", "ignore_eos", "n", "echo", "best_of", "stop", "logprobs", "prompt_logprobs"),
+}
+"""Request fields that would change the planned work, or what comes back."""
+
+
 class Experiment(_Model):
     """A comparison of two decode backends on one workload."""
 
@@ -262,6 +271,12 @@ class Experiment(_Model):
             raise ValueError(f"api: {self.api} needs tokenizer: the folder of the served model (or its tokenizer.json)")
         if self.token_ids is not None and (self.tokenizer is not None or self.api != "completions"):
             raise ValueError("token_ids is for api: completions without a tokenizer")
+        if self.token_ids is not None and self.emulated:
+            raise ValueError("token_ids is for real servers: the emulator's vocabulary is known")
+        if self.token_ids is not None and not 0 <= self.token_ids[0] < self.token_ids[1]:
+            raise ValueError("token_ids must be [low, high] with 0 <= low < high")
+        if taken := sorted(_OURS & self.sampling.keys()):
+            raise ValueError(f"sampling: {', '.join(taken)} is decided by the plan and cannot be set here")
         return self
 
     @property

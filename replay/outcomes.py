@@ -22,6 +22,7 @@ Statuses are those of `replay.records.Status`. The classes of failure (``Outcome
     no first byte           stalled    see replay.wire, as for the next two
     stalled                 stalled
     too slow                stalled
+    too long                failed     more tokens than asked: other work than planned
     short                   short      fewer tokens than asked, although the server was told not to stop
     cut                     cut        given up when the drain time ended
     cancelled               cancelled  given up by the user
@@ -122,6 +123,8 @@ def outcome(
         except StopIteration as end:
             result: Outcome = end.value
             return result
+        except Exception as error:
+            return _unreadable(error)
 
 
 async def outcome_sliced(
@@ -168,7 +171,7 @@ def _decode_some(loop: asyncio.AbstractEventLoop, waiting: _Waiting) -> None:
                 done.set_result(end.value)
         except Exception as error:
             if not done.done():
-                done.set_exception(error)
+                done.set_result(_unreadable(error))
         waiting.popleft()
     if waiting:
         loop.call_soon(_decode_some, loop, waiting)
@@ -189,6 +192,8 @@ def outcome_steps(
     status = exchange.http_status
     if exchange.failure in ("cut", "cancelled") and status in (429, 503):
         pass  # given up in the wait before a retry
+    elif status is not None and 300 <= status < 400:
+        facts.fail(f"http {status}", f"redirects to {exchange.headers.get('location')}, which is not followed: use it")
     elif status is not None and not 200 <= status < 300:
         refusal(facts, status, exchange.body)
     elif exchange.body:
@@ -208,9 +213,31 @@ def outcome_steps(
     return _conclude(facts, streamed, asked_output, exact_length, count_tokens)
 
 
+def _unreadable(error: Exception) -> Outcome:
+    """A reply so odd that decoding it failed: one failed turn, not the end of a run."""
+    detail = f"{type(error).__name__}: {error}"[:300]
+    return Outcome(status="failed", error="unreadable reply", detail=detail, chunks=np.empty(0, CHUNK))
+
+
+_MOST_TOKENS = 10**8
+"""No prompt or reply has more; a count beyond it, or below 0, is none."""
+
+
+def _drop_impossible(facts: Facts) -> None:
+    for name in ("input_tokens", "output_tokens", "total_tokens", "cached_tokens", "reasoning_tokens"):
+        count = getattr(facts, name)
+        if count is not None and not 0 <= count <= _MOST_TOKENS:
+            setattr(facts, name, None)
+            facts.note(f"impossible usage: {name} {count}"[:80])
+    if any(count is not None and not 0 <= count <= _MOST_TOKENS for count in facts.counts):
+        facts.counts = [None] * len(facts.counts)
+        facts.note("impossible usage on a chunk")
+
+
 def _conclude(
     facts: Facts, streamed: bool, asked_output: int, exact_length: bool, count_tokens: CountTokens | None
 ) -> Outcome:
+    _drop_impossible(facts)
     _correct_usage(facts)
     if not facts.output and facts.output_tokens and facts.silent:  # as from a model with random weights
         facts.note("output without text")
@@ -271,6 +298,8 @@ def _judge(facts: Facts, streamed: bool, total: int | None, asked_output: int, e
         facts.fail("empty reply", f"finish reason {facts.finish_reason!r}")
     elif exact_length and total is not None and total < asked_output:
         facts.fail("short", f"{total} of {asked_output} tokens, finish reason {facts.finish_reason!r}")
+    elif exact_length and total is not None and total > asked_output + max(1, asked_output // 100):
+        facts.fail("too long", f"{total} tokens, asked for {asked_output}")
     elif exact_length and total is None and facts.finish_reason in _NATURAL_ENDS:
         facts.fail("short", f"finish reason {facts.finish_reason!r}, tokens not counted by the server")
     else:

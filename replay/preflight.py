@@ -12,6 +12,7 @@ from string import Template
 import msgspec
 
 from replay import backends, probes, source
+from replay.emulator.settings import resolve
 from replay.experiment import Experiment
 from replay.progress import Event, Finding, Tell
 from replay.wire import Limits, Wire
@@ -35,6 +36,8 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
     source.check(experiment)  # what needs no server comes first
     for name in backends.NAMES:
         request_headers(experiment, name)
+        if getattr(experiment.backends, name).emulator is not None:
+            resolve(backends.emulator_settings(experiment, name))
     base = Rendering(
         api=experiment.api,
         model=experiment.model,

@@ -7,6 +7,8 @@ backends' answers fit one rendering, since both get the same bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from replay.outcomes import Outcome, outcome
@@ -135,24 +137,24 @@ async def _model(wire: Wire, model: str, findings: list[Finding]) -> int | None:
         )
         return None
     try:
-        models = msgspec.json.decode(reply.body, type=_Models).data
+        entries = msgspec.json.decode(reply.body, type=_Models).data
     except msgspec.MsgspecError as error:
         raise UserError(f"{wire.url}: /v1/models is not a list of models ({error}); is the URL right?") from None
-    for entry in models:
-        if entry.id == model:
-            findings.append(Finding("ok", f"{wire.url}: serves {model}"))
-            return entry.max_model_len
-    served = ", ".join(entry.id for entry in models) or "nothing"
-    raise UserError(f"{wire.url}: model {model!r} is not served; it serves {served}: change model")
-
-
-class _Model(msgspec.Struct):
-    id: str
-    max_model_len: int | None = None
+    names = [str(entry.get("id")) for entry in entries]
+    if model not in names:
+        shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        raise UserError(f"{wire.url}: model {model!r} is not served; it serves {shown or 'nothing'}: change model")
+    findings.append(Finding("ok", f"{wire.url}: serves {model}"))
+    limit = entries[names.index(model)].get("max_model_len")
+    if isinstance(limit, int) and limit > 0:
+        return limit
+    if limit is not None:
+        findings.append(Finding("warning", f"{wire.url}: max_model_len {limit!r} makes no sense and is not used"))
+    return None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[dict[str, Any]]
 
 
 class Version(msgspec.Struct):
@@ -169,9 +171,14 @@ async def version(wire: Wire) -> Version:
     if reply.failure is not None or reply.http_status != 200:
         return Version()
     try:
-        return msgspec.json.decode(reply.body, type=Version)
+        said = msgspec.json.decode(reply.body, type=Version)
     except msgspec.MsgspecError:
         return Version()
+    if not said.emulated:
+        said.time_scale = 1.0
+    if not 0 < said.time_scale <= 1000:
+        raise UserError(f"{wire.url}: says that it emulates {said.time_scale} times as fast, which cannot be")
+    return said
 
 
 async def _length_control(

@@ -421,4 +421,4 @@ def words(said: object) -> str | None:
     if said is None or said == "":
         return None
     text = said if isinstance(said, str) else msgspec.json.encode(said).decode()
-    return " ".join(text.split())[:300]
+    return "".join(c if c.isprintable() else "·" for c in " ".join(text.split())[:300])

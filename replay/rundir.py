@@ -26,6 +26,8 @@ def create(run: Path) -> None:
     """Make an empty run directory. Raises UserError if there is something in the way."""
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file: name a folder to be made with --run")
+    if run.exists() and any(run.iterdir()) and not (run / "manifest.json").exists() and (run / "blocks").is_dir():
+        raise UserError(f"{run} is what a run left that ended before it measured anything: delete it, or name another")
     if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
     (run / "blocks").mkdir(parents=True)
@@ -36,7 +38,9 @@ def read_manifest(run: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((run / "manifest.json").read_bytes(), type=Manifest)
     except FileNotFoundError:
-        raise UserError(f"{run} is not a run directory: it has no manifest.json") from None
+        raise UserError(
+            f"{run} holds no run: it has no manifest.json (a run that has begun to measure has one)"
+        ) from None
     except msgspec.MsgspecError as error:
         raise UserError(f"{run}/manifest.json is damaged: {error}") from None
     if manifest.schema_version > SCHEMA_VERSION:

@@ -117,6 +117,10 @@ def main(assignment: Assignment, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     try:
         uvloop.run(_run(assignment, pipe))
+    except BrokenPipeError:
+        os._exit(1)  # the parent has ended the block already
+    except OSError as error:
+        send_message(pipe, Failed("client", f"{assignment.folder}: {error.strerror or error}; mend it, then --resume"))
     except ServerGone as error:
         send_message(pipe, Failed("server gone", str(error)))
     except UserError as error:

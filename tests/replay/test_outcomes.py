@@ -617,3 +617,31 @@ def test_decoding_time_is_linear_in_the_number_of_chunks() -> None:
         return best
 
     assert seconds(16_000) < 100 * seconds(1000)  # linear: 16, quadratic: 256
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        USE(5, 2**63),
+        USE(5, 10**30),
+        b"data: " + b"[" * 100_000 + b"\n\n",
+        b'data: {"error":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}\n\n",
+    ],
+    ids=["2^63 tokens", "10^30 tokens", "deep list", "deep error"],
+)
+def test_an_odd_reply_is_one_failed_or_uncounted_turn_and_never_an_exception(odd: bytes) -> None:
+    result = judge([(1, C("a")), (2, odd), (3, FIN("length")), (4, DONE)], 1)
+    assert result.status in ("failed", "ok")
+    assert result.output_tokens is None or result.output_tokens < 10**8
+
+
+def test_negative_counts_are_none() -> None:
+    result = judge([(1, C("a")), (2, FIN("length")), (3, USE(-5, -12)), (4, DONE)], 1)
+    assert result.input_tokens is None
+    assert result.output_tokens is None
+    assert any("impossible usage" in note for note in result.notes)
+
+
+def test_many_more_tokens_than_asked_is_other_work() -> None:
+    result = judge([(1, C("a")), (2, FIN("length")), (3, USE(5, 36)), (4, DONE)], 12)
+    assert (result.status, result.error) == ("failed", "too long")
