@@ -15,7 +15,18 @@ from reports.blocks import BlockSummary, counted, summarise
 from reports.conclusion import Conclusion, conclude
 from reports.gates import GATES
 from reports.gates.gate import Evidence, Gate, Thresholds
-from reports.intervals import Effect, Estimate, NoiseFloor, effects, estimate, inverse, level, noise_floor, resample
+from reports.intervals import (
+    Effect,
+    Estimate,
+    NoiseFloor,
+    carried,
+    effects,
+    estimate,
+    inverse,
+    level,
+    noise_floor,
+    resample,
+)
 from reports.measures import KEY, MEASURES, CountSource, Measure, count_source, measured
 from reports.pairs import Pairs, complete, pair_up
 from reports.run import LoadedBlock, Run, SetAside, load
@@ -328,17 +339,20 @@ def _gap_rows(
 ) -> list[Row]:
     sides: list[list[Estimate]] = []
     for side in (False, True):
-        found, turns = [], np.zeros(weights.shape[1], np.int64)
+        found, turns, gaps = [], np.zeros(weights.shape[1], np.int64), 0
         for loaded, rows, mine in zip(blocks, by_block, candidate, strict=True):
             if mine != side:
                 continue
             ok = rows.filter((pl.col("status") == "ok") & pl.col("streamed"))
             session = ok["session_index"].to_numpy()
             histogram = chunks.gaps(loaded, ok, session, weights.shape[1], scale)
+            gaps += int(histogram.counts.sum())
             turns += np.bincount(session[ok["chunk_count"].to_numpy() > 1], minlength=weights.shape[1])
             found.append([chunks.gap_quantile(histogram, weights, p) for p in PERCENTILES])
         means = np.mean(found, axis=0) if found else np.full((len(PERCENTILES), len(weights)), np.nan)
-        sides.append([estimate(each, weights, turns) for each in means])
+        sides.append(
+            [carried(estimate(each, weights, turns), p, gaps) for each, p in zip(means, PERCENTILES, strict=True)]
+        )
     return [
         Row(
             measure="chunk_gap",

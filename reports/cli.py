@@ -11,11 +11,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
+from workloads.errors import UserError
+
 if TYPE_CHECKING:
     from reports.analysis import Analysis
 
 
-def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
+def report(run: Path, /, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
     """Judge a run directory: write report.html, report.md and report.json, and print the conclusion.
 
     Exit code 0, or 2 if the result is INCONCLUSIVE.
@@ -34,6 +36,9 @@ def report(run: Path, *more: Path, output: Annotated[Path | None, Parameter(name
     from reports.analysis import analyse_all
     from reports.render import html, json, markdown
 
+    runs = [path.resolve() for path in (run, *more)]
+    if twice := [path for path, resolved in zip((run, *more), runs, strict=True) if runs.count(resolved) > 1]:
+        raise UserError(f"{twice[0]} is given {len(twice)} times: name each run once")
     files = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
     analyses = analyse_all(run, *more)
     folder = output or run
@@ -59,9 +64,13 @@ def _print(analyses: Sequence[Analysis], folder: Path) -> None:
         console.print(f"[black on yellow] {escape(stamp)} [/]")
     colour = {"candidate faster": "green", "candidate slower": "red", "INCONCLUSIVE": "red"}
     outcome = analysis.conclusion.outcome
-    console.print(f"[bold {colour.get(outcome, 'default')}]{outcome}[/]  {escape(words.headline(analysis))}")
+    concluded = outcome != "INCONCLUSIVE"
+    said = f"  {escape(words.headline(analysis))}" if concluded else ""
+    console.print(f"[bold {colour.get(outcome, 'default')}]{outcome}[/]{said}")
     for reason in analysis.conclusion.reasons:
         console.print(f"  {reason}", markup=False)
+    if not concluded:
+        console.print(f"[dim]  not a result: {escape(words.headline(analysis))}[/]")
     for line in analysis.headlines:
         if line.effect:
             sides = (
@@ -70,7 +79,11 @@ def _print(analyses: Sequence[Analysis], folder: Path) -> None:
                     analysis.backends, (line.effect.baseline, line.effect.candidate), strict=True
                 )
             )
-            console.print(f"  {line.label}, {line.definition}: {', '.join(sides)} tokens/s", markup=False)
+            console.print(
+                f"  {line.label}, {line.definition}: {', '.join(sides)} tokens/s",
+                markup=False,
+                style=None if concluded else "dim",
+            )
     passed = sum(gate.status == "pass" for gate in analysis.gates)
     unknown = [gate.title for gate in analysis.gates if gate.status == "unknown"]
     console.print(

@@ -33,14 +33,19 @@ def conclude(interactivity: Effect | None, gates: list[Gate], thresholds: Thresh
     data."""
     unknown = [gate for gate in gates if gate.status == "unknown"]
     caveats = [f"{gate.title}: unknown. {gate.explanation}" for gate in unknown if not gate.required]
-    against = [f"{gate.title}: {gate.explanation}" for gate in gates if gate.status == "fail"]
+    against = [
+        f"{gate.title}: {problem}"
+        for gate in gates
+        if gate.status == "fail"
+        for problem in gate.problems or [gate.explanation]
+    ]
     against += [f"{gate.title}: unknown, and required. {gate.explanation}" for gate in unknown if gate.required]
     first = [_TWO_DEPLOYMENTS] if any(gate.id == "path_proof" for gate in unknown) else []
     ratio = interactivity.ratio if interactivity else None
     if ratio is None or ratio.value is None:
         against.insert(0, "No turn completed in every block with a decode rate: there is nothing to compare.")
     elif ratio.low is None or ratio.high is None:
-        against.insert(0, f"The ratio has no interval: {ratio.reason}.")
+        against.insert(0, f"The ratio has no interval: {ratio.reason.removeprefix('no interval: ')}.")
     if against or ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
         return Conclusion("INCONCLUSIVE", first + against, caveats)
     between = f"the 95 % interval of the P90 interactivity ratio, {ratio.low:.3f} to {ratio.high:.3f},"

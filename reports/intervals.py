@@ -48,6 +48,9 @@ Ints = npt.NDArray[np.int64]
 
 LEVEL = 0.95
 REPLICATES = 2000
+FEWEST_BEYOND = 5
+"""An interval of a percentile needs this many values of either backend beyond it, as expected: 50 turns for P90, 500
+for P99. With fewer it is made of one or two turns, and says nothing."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -142,6 +145,23 @@ def estimate(statistic: Floats, weights: Floats, turns: Ints, *, log: bool = Tru
     return Estimate(value, float(min(low, value)), float(max(high, value)), n, sessions)
 
 
+def carried(of: Estimate, p: float, values: int, least: float | None = None, most: float | None = None) -> Estimate:
+    """``of``, the ``p`` quantile of ``values`` values, without its interval where so few cannot carry one
+    (FEWEST_BEYOND), or where an end of it lies outside all values there are, ``least`` to ``most``."""
+    if of.low is None and of.high is None:
+        return of
+    needed = round(FEWEST_BEYOND / (1 - p))
+    if values < needed:
+        reason = f"no interval: P{p * 100:g} needs {needed:,} turns of either backend, there are {values:,}"
+    elif (least is not None and of.low is not None and of.low < least) or (
+        most is not None and of.high is not None and of.high > most
+    ):
+        reason = "no interval: it would reach beyond every value measured"
+    else:
+        return of
+    return Estimate(of.value, None, None, of.n, of.sessions, reason)
+
+
 def inverse(of: Estimate) -> Estimate:
     """The rate that belongs to a time: value and ends inverted, ends swapped."""
     value, low, high = (1 / each if each else None for each in (of.value, of.high, of.low))
@@ -203,6 +223,7 @@ def effects(
     blocks of P90(seconds per token), and ratio candidate/baseline = mean of baseline / mean of candidate.
     """
     turns = np.bincount(session, minlength=weights.shape[1])
+    fewest = len(session) * int(min(candidate.sum(), (~candidate).sum()))  # values of the backend with fewer blocks
     per_block = np.array([quantiles(block, session, weights, ps) for block in values])  # blocks x ps x replicates
     found = []
     for index in range(len(ps)):
@@ -212,14 +233,20 @@ def effects(
         blocks = per_block[:, index, 0]
         found.append(
             Effect(
-                baseline=estimate(theirs, weights, turns),
-                candidate=estimate(mine, weights, turns),
-                ratio=estimate(mine / theirs, weights, turns),
-                difference=estimate(mine - theirs, weights, turns, log=False),
+                baseline=carried(estimate(theirs, weights, turns), ps[index], fewest, *_ends(values[~candidate], rate)),
+                candidate=carried(estimate(mine, weights, turns), ps[index], fewest, *_ends(values[candidate], rate)),
+                ratio=carried(estimate(mine / theirs, weights, turns), ps[index], fewest),
+                difference=carried(estimate(mine - theirs, weights, turns, log=False), ps[index], fewest),
                 blocks=(1 / blocks if rate else blocks).tolist(),
             )
         )
     return found
+
+
+def _ends(values: Floats, rate: bool = False) -> tuple[float, float]:
+    """The least and the largest value; of their inverses with ``rate``."""
+    least, most = float(values.min()), float(values.max())
+    return (1 / most, 1 / least) if rate else (least, most)
 
 
 def level(blocks: list[tuple[Floats, Ints]], weights: Floats, ps: list[float]) -> list[Estimate]:
@@ -227,7 +254,12 @@ def level(blocks: list[tuple[Floats, Ints]], weights: Floats, ps: list[float]) -
     over blocks."""
     turns = np.bincount(np.concatenate([session for _, session in blocks]), minlength=weights.shape[1])
     per_block = np.array([quantiles(values, session, weights, ps) for values, session in blocks])
-    return [estimate(per_block[:, index].mean(axis=0), weights, turns) for index in range(len(ps))]
+    everything = np.concatenate([values for values, _ in blocks])
+    ends = _ends(everything) if len(everything) else ()
+    return [
+        carried(estimate(per_block[:, index].mean(axis=0), weights, turns), p, len(everything), *ends)
+        for index, p in enumerate(ps)
+    ]
 
 
 class NoiseFloor(msgspec.Struct, frozen=True):

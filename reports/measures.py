@@ -72,7 +72,7 @@ def _streamed(value: pl.Expr) -> pl.Expr:
     return pl.when(pl.col("streamed")).then(value)
 
 
-@_measure("ITL (decode s/token)", rate="Interactivity (decode rate)", per_token=True)
+@_measure("ITL (decode time per token)", rate="Interactivity (decode rate)", per_token=True)
 def itl() -> pl.Expr:
     """(last − first) / (O − c1). The time after the first chunk, over the tokens after the first chunk. Its inverse
     is the decode rate, called interactivity. Needs a streamed reply, the server's token count, and tokens after

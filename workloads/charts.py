@@ -76,24 +76,30 @@ def _cumulative(
 ) -> Chart | None:
     """Share of values at or below x, from 101 quantiles each, with the slow or costly tail marked: the 90th percentile,
     of shares the 10th. ``least`` above 0 makes x logarithmic, and is where values below it are drawn."""
+    tail = 10 if unit == "share" else 90
+    # the tail's values stand in the legend: beside their points they would hide one another
+    told = {
+        name: f"{name}, P{tail} {_short(curves[curve][tail], unit)}"
+        for name, curve in series.items()
+        if curve in curves
+    }
     rows = [
-        {"series": name, "x": max(value, least), "share": percent / 100}
+        {"series": told[name], "x": max(value, least), "share": percent / 100}
         for name, curve in series.items()
         for percent, value in enumerate(curves.get(curve, []))
     ]
     if not rows:
         return None
-    names = [name for name, curve in series.items() if curve in curves]
+    names = list(told.values())
     scale = alt.Scale(type="log" if least else "linear", nice=not least, zero=False)
     axis = alt.Axis(format=FORMATS[unit], tickCount=6)
     if least:
         axis.values = [10**power for power in range(-1, 8)]
-    tail = 10 if unit == "share" else 90
     colour = alt.Color(
         "series:N",
         sort=names,
         scale=alt.Scale(domain=names, range=[BLUE, ORANGE, GREY][: len(names)]),
-        legend=alt.Legend() if len(names) > 1 else None,
+        legend=alt.Legend(),
     )
     x = alt.X("x:Q", scale=scale, axis=axis, title=unit)
     y = alt.Y("share:Q", axis=alt.Axis(format="%", tickCount=5), title=f"share of {of} at or below")
@@ -101,11 +107,17 @@ def _cumulative(
     marks = alt.Chart(alt.InlineData(values=[row for row in rows if row["share"] == tail / 100])).encode(
         x=x, y=y, color=colour
     )
-    text = f"'P{tail} ' + format(datum.x, '{'.0%' if unit == 'share' else '.3' + FORMATS[unit]}')"
-    labels = marks.transform_calculate(label=text).mark_text(align="right", dx=-7, dy=-7, fontSize=11)
-    return alt.layer(
-        base.mark_line(strokeWidth=2), marks.mark_point(filled=True, size=45, opacity=1), labels.encode(text="label:N")
-    )
+    return alt.layer(base.mark_line(strokeWidth=2), marks.mark_point(filled=True, size=45, opacity=1))
+
+
+def _short(value: float, unit: str) -> str:
+    """Three figures with a unit: "992", "6.02k", "31 s", "87 %"."""
+    if unit == "share":
+        return f"{value:.0%}"
+    for letter, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{letter}" + (" s" if unit == "seconds" else "")
+    return f"{value:.3g}" + (" s" if unit == "seconds" else "")
 
 
 def _context(statistics: Statistics) -> Chart:

@@ -18,7 +18,7 @@ from workloads import formats
 from workloads.errors import UserError
 from workloads.formats import weka
 from workloads.generate import GeneratorSettings, generate
-from workloads.statistics import Statistics, statistics
+from workloads.statistics import REWIND_SIZES, Statistics, statistics
 from workloads.trace import Notes
 
 app = App(
@@ -40,7 +40,7 @@ LABELS = {
     "first_input_tokens": "first input of a session",
     "peak_context_tokens": "peak context of a session",
     "unique_tokens": "unique tokens of a session",
-    "declared_prefix_tokens": "declared tools + system prefix, tokens",
+    "declared_prefix_tokens": "tools + system prompt, tokens",
     "rewind_blocks": "blocks lost by a rewind",
     "idle_gap_s": "idle gap, end to start, s",
     "idle_gap_after_tool_s": "... after a tool call",
@@ -60,6 +60,13 @@ LABELS = {
 }
 
 
+COUNT_LABELS = {"input_multiple_of_block": "inputs that end on a block's edge"}
+"""Where the name with spaces says too little."""
+
+SUMMARY_CAP_S = 60.0
+"""The pause cap whose duty cycle the summary gives."""
+
+
 class Sheet(NamedTuple):
     """A table to print or to put on a page: what it says, its columns, its rows (first column left, rest right)."""
 
@@ -72,6 +79,7 @@ class Sheet(NamedTuple):
 @app.command
 def inspect(
     path: Path,
+    /,
     *,
     format: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -99,6 +107,10 @@ def inspect(
     notes = Notes()
     digest = hashlib.sha256()
     found = statistics(formats.digesting(formats.read(path, notes, format=format), digest))
+    for kind in (kind for kind in notes.counts if "skipped" in kind):
+        Console(stderr=True, soft_wrap=True).print(
+            f"{notes.counts[kind]:,} x {kind}; the first: {notes.first[kind]}", markup=False, highlight=False
+        )
     if html is not None:
         _write(html, _page(path, digest.hexdigest(), found, notes))
     if json:
@@ -107,6 +119,9 @@ def inspect(
         return
     console = Console() if Console().is_terminal else Console(width=_WIDE)
     console.print(f"[bold]{path}[/]  content digest {digest.hexdigest()[:16]}", highlight=False)
+    for line in summary(found, notes):
+        console.print(f"  {line}", highlight=False, markup=False)
+    console.print()
     for sheet in sheets(found, notes):
         table = Table(
             title=sheet.title, caption=sheet.about, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0)
@@ -143,6 +158,8 @@ def generate_command(
     """
     if output.suffix not in (".jsonl", ".ndjson"):
         raise UserError(f"{output}: one session is written a line, so name the file something.jsonl")
+    if output.exists():
+        raise UserError(f"{output} exists, and is not overwritten: remove it, or name another file")
     try:
         written = weka.write(generate(settings or GeneratorSettings()), output)
     except OSError as error:
@@ -150,21 +167,52 @@ def generate_command(
     print(f"{written} sessions written to {output}; see: decodegate workload inspect {output}")
 
 
+def summary(found: Statistics, notes: Notes) -> list[str]:
+    """What to know first, a line each: size, context, pauses, reuse, and what reading dropped."""
+    sessions, requests = found.counts["sessions"], found.counts["requests"]
+    context, gaps = found.distributions["peak_context_tokens"], found.distributions["idle_gap_s"]
+    duty = next(duty.duty for duty in found.duty if duty.cap_s == SUMMARY_CAP_S)
+    dropped = [f"{count:,} x {kind}" for kind, count in notes.counts.items()]
+    return [
+        f"size: {sessions:,} sessions, {requests:,} requests ({_number(requests / sessions if sessions else None)} a "
+        "session)",
+        f"context needed, tokens a session: P50 {_number(context.p50)}, P90 {_number(context.p90)}, "
+        f"max {_number(context.max)}",
+        f"pauses: P50 {_seconds(gaps.p50)}, P90 {_seconds(gaps.p90)}; with a cap of {SUMMARY_CAP_S:g} s a lane has a "
+        f"request in service {_percent(duty)} of the time",
+        f"prefix reuse: an unlimited cache holds {_percent(found.reuse.tokens)} of the prompt tokens",
+        f"reading dropped or guessed: {', '.join(dropped) or 'nothing'}",
+    ]
+
+
+def _in_order(kind: str, of_kind: dict[str, int]) -> list[tuple[str, int]]:
+    """Labels by frequency, as they come; sizes by size."""
+    sizes = [size for _, size in REWIND_SIZES]
+    return (
+        sorted(of_kind.items(), key=lambda item: sizes.index(item[0]))
+        if kind == "rewind_blocks"
+        else [*of_kind.items()]
+    )
+
+
 def sheets(found: Statistics, notes: Notes) -> list[Sheet]:
     """Everything in the statistics, as tables."""
     counts, labels, reuse = found.counts, found.labels, found.reuse
-    per_output = _ratio(counts["input_tokens"], counts["output_tokens"])
     result = [
         Sheet(
             "Counts",
-            f"input : output tokens {per_output}, uncached input : output tokens "
-            f"{_ratio(counts['uncached_tokens'], counts['output_tokens'])}",
+            "",
             ("", "number"),
-            [(name.replace("_", " "), f"{value:,}") for name, value in counts.items()],
+            [
+                *((COUNT_LABELS.get(name, name.replace("_", " ")), f"{value:,}") for name, value in counts.items()),
+                ("input : output tokens", _ratio(counts["input_tokens"], counts["output_tokens"])),
+                ("uncached input : output tokens", _ratio(counts["uncached_tokens"], counts["output_tokens"])),
+            ],
         ),
         Sheet(
             "Distributions",
-            "Percentiles of all values of a kind; '-': no value is recorded.",
+            "Percentiles of all values of a kind; '-': no value is recorded. Tools + system prompt: tool definitions "
+            "and system prompt at the front of a session, at the length that the recording declares.",
             ("", "n", "mean", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "max"),
             [
                 (
@@ -228,7 +276,7 @@ def sheets(found: Statistics, notes: Notes) -> list[Sheet]:
             [
                 (kind.replace("_", " "), label or "(empty)", f"{number:,}")
                 for kind, of_kind in labels.items()
-                for label, number in of_kind.items()
+                for label, number in _in_order(kind, of_kind)
             ],
         ),
     ]
@@ -242,7 +290,8 @@ def sheets(found: Statistics, notes: Notes) -> list[Sheet]:
 def _page(path: Path, digest: str, found: Statistics, notes: Notes) -> str:
     from workloads import charts  # costs a second, and most calls draw nothing
 
-    parts = [f"<p>Content digest {digest}</p>"]
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in summary(found, notes))
+    parts = [f"<p>Content digest {digest}</p><ul>{lines}</ul>"]
     for sheet in sheets(found, notes):
         head = "".join(f"<th>{html.escape(column)}</th>" for column in sheet.columns)
         rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in sheet.rows)
@@ -270,6 +319,10 @@ def _number(value: float | None) -> str:
     if abs(value) >= 100 or value == int(value):
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str:
+    return f"{_number(value)} s" if value is not None else "-"
 
 
 def _percent(share: float | None, digits: int = 1) -> str:

@@ -124,6 +124,13 @@ DEMO = GeneratorSettings(
 """The workload packaged as demo.jsonl: small enough for a minute on an emulated server."""
 
 
+LONGEST_PAUSE_S = 90 * 86_400.0
+"""Longest pause that may be asked for: sessions that rest for a year are not taken for one session."""
+MOST_BLOCKS = 500_000
+"""Most blocks of a prompt: a session holds the ids of all of its prompts while it is made."""
+MOST_SUBAGENTS = 1000.0
+
+
 def generate(settings: GeneratorSettings) -> Iterator[Trace]:
     """Yield synthetic sessions, one at a time. Raises UserError for settings that no session can meet."""
     _check(settings)
@@ -140,8 +147,30 @@ def _check(settings: GeneratorSettings) -> None:
     for name in ("subagent_share", "background_share", "blocking_share"):
         if not 0 <= getattr(settings, name) <= 1:
             raise UserError(f"{name} is a share from 0 to 1, not {getattr(settings, name)}")
-    if settings.sessions < 1 or settings.block_size < 1 or settings.subagents < 1:
+    if settings.sessions < 1 or settings.block_size < 1 or not settings.subagents >= 1:
         raise UserError("sessions, block_size and subagents must be at least 1")
+    if settings.subagents > MOST_SUBAGENTS:
+        raise UserError(f"subagents must be at most {MOST_SUBAGENTS:g}, not {settings.subagents:g}")
+    context = max(PEAK_CONTEXT[-1][1], 1.2 * FIRST_INPUT[-1][1])
+    for name, longest, most, cut, bound in (
+        ("input_scale", context, settings.max_context, "max_context", weka.MOST_TOKENS),
+        ("output_scale", OUTPUT[-1][1], settings.max_output, "max_output", weka.MOST_TOKENS),
+        ("pause_scale", max(TOOL_PAUSE_S[-1][1], USER_PAUSE_S[-1][1]), settings.max_pause_s, "max_pause_s",
+         LONGEST_PAUSE_S),
+    ):  # fmt: skip
+        if min(longest * getattr(settings, name), math.inf if most is None else most) > bound:
+            unit = "s" if name == "pause_scale" else "tokens"
+            raise UserError(
+                f"{name} must be at most {math.floor(bound / longest)}, not {getattr(settings, name):g}, or {cut} be "
+                f"set, to at most {bound:,.0f} {unit}: nothing longer is generated"
+            )
+    tokens = min(context * settings.input_scale, settings.max_context or math.inf)
+    if tokens / settings.block_size > MOST_BLOCKS:
+        raise UserError(
+            f"block_size must be at least {math.ceil(tokens / MOST_BLOCKS)} for prompts of up to {tokens:,.0f} tokens, "
+            f"not {settings.block_size}: a prompt has at most {MOST_BLOCKS:,} blocks "
+            "(or lower input_scale or max_context)"
+        )
     for name, table, scale, least in (
         ("max_turns", TURNS, 1.0, "the shortest sessions have that many turns"),
         ("max_output", OUTPUT, settings.output_scale, "lower output_scale for shorter answers"),

@@ -19,6 +19,9 @@ INK, MUTED, _GRID = "#0a0b03", "#0a0b04", "#0a0b05"
 _VARIABLES = {BASELINE: "--baseline", CANDIDATE: "--candidate", INK: "--ink", MUTED: "--muted", _GRID: "--rule"}
 """Colours stand for variables of the page's style sheet; the numbers themselves are never seen."""
 
+FEW = alt.Axis(labelOverlap="greedy", labelSeparation=10)
+"""For logarithmic axes: labels that would touch are left out."""
+
 Drawn = alt.Chart | alt.LayerChart | alt.FacetChart | alt.VConcatChart
 Draw = Callable[[Sequence[Analysis]], Drawn | None]
 

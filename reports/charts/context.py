@@ -8,7 +8,7 @@ import altair as alt
 import msgspec
 
 from reports.analysis import Analysis
-from reports.charts.chart import HEIGHT, WIDTH, Chart, Drawn, colour, data
+from reports.charts.chart import FEW, HEIGHT, WIDTH, Chart, Drawn, colour, data
 
 
 def draw(analyses: Sequence[Analysis]) -> Drawn | None:
@@ -20,7 +20,9 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
         alt.Chart(data([msgspec.structs.asdict(point) for point in points]))
         .mark_line(point=alt.OverlayMarkDef(size=35), strokeWidth=1.8)
         .encode(
-            x=alt.X("context:Q", title="context, input tokens (log)", scale=alt.Scale(type="log", nice=False)),
+            x=alt.X(
+                "context:Q", title="context, input tokens (log)", scale=alt.Scale(type="log", nice=False), axis=FEW
+            ),
             y=alt.Y("p90_interactivity:Q", title="P90 interactivity, tokens/s", scale=alt.Scale(zero=True)),
             color=colour(analyses[0]),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from reports.analysis import Analysis
-from reports.charts.chart import CANDIDATE, HEIGHT, MUTED, WIDTH, Chart, Drawn, data
+from reports.charts.chart import CANDIDATE, FEW, HEIGHT, MUTED, WIDTH, Chart, Drawn, data
 
 
 def draw(analyses: Sequence[Analysis]) -> Drawn | None:
@@ -18,8 +18,8 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
     low, high = min(min(pair) for pair in points), max(max(pair) for pair in points)
     baseline, candidate = (backend.name for backend in analyses[0].backends)
     scale = alt.Scale(type="log", domain=[low * 0.95, high * 1.05], nice=False)
-    x = alt.X("x:Q", scale=scale, title=f"{baseline}, tokens/s", axis=alt.Axis(tickCount=5))
-    y = alt.Y("y:Q", scale=scale, title=f"{candidate}, tokens/s", axis=alt.Axis(tickCount=5))
+    x = alt.X("x:Q", scale=scale, title=f"{baseline}, tokens/s", axis=FEW)
+    y = alt.Y("y:Q", scale=scale, title=f"{candidate}, tokens/s", axis=FEW)
     ends = [{"x": end, "y": end} for end in (low * 0.95, high * 1.05)]
     diagonal = alt.Chart(data(ends)).mark_line(color=MUTED, strokeDash=[3, 3], strokeWidth=1).encode(x=x, y=y)
     dots = (

@@ -8,6 +8,7 @@ import altair as alt
 
 from reports.analysis import Analysis
 from reports.charts.chart import HEIGHT, MUTED, WIDTH, Drawn, colour, data
+from reports.render.words import number
 
 Point = tuple[str, float, float]
 """(backend, value, share of turns)."""
@@ -29,9 +30,10 @@ def shares(analysis: Analysis, points: list[Point], x: alt.X, y_title: str, unit
     )
     # labels on the outer sides of the two points, so that neither hides the other or a curve
     right = max(ninety, key=lambda row: float(row["value"]))
-    falling = rows[0]["value"] > rows[-1]["value"]
+    mine = [row for row in rows if row["backend"] == rows[0]["backend"]]
+    falling = mine[0]["value"] > mine[-1]["value"]
     labels = [
-        alt.Chart(data([{**row, "label": f"P90 {row['value']:.3g} {unit}"}]))
+        alt.Chart(data([{**row, "label": f"P90 {number(row['value'])} {unit}"}]))
         .mark_text(
             align="left" if row is right else "right",
             baseline="top" if (row is right) != falling else "bottom",

@@ -19,7 +19,8 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
     blocks = list(dict.fromkeys(point.block for point in analysis.series.time))
     if not blocks:
         return None
-    longest = max(point.minute for point in analysis.series.time)
+    unit, per_minute = ("seconds", 60) if max(p.minute for p in analysis.series.time) < 3 else ("minutes", 1)
+    longest = max(point.minute for point in analysis.series.time) * per_minute
     rates = [point.output_tokens_per_s or 0.0 for point in analysis.series.time]
     lanes = [
         lanes
@@ -33,13 +34,14 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
         points = [point for point in analysis.series.time if point.block == block]
         last = block == blocks[-1]
         x = alt.X(
-            "minute:Q",
-            title="minutes" if last else None,
+            "at:Q",
+            title=unit if last else None,
             scale=alt.Scale(domain=[0, longest], nice=False),
-            axis=alt.Axis(labels=last),
+            axis=alt.Axis(labels=last, tickCount=6),
         )
         state: list[dict[str, Any]] = [
-            {"minute": point.minute, "tokens": point.output_tokens_per_s, "backend": point.backend} for point in points
+            {"at": point.minute * per_minute, "tokens": point.output_tokens_per_s, "backend": point.backend}
+            for point in points
         ]
         title = alt.TitleParams(block, anchor="start", fontSize=11, fontWeight=500, color=INK, offset=4)
         tokens = (
@@ -53,7 +55,7 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
             .properties(width=WIDTH, height=_ROW_HEIGHT)
         )
         counts = [
-            {"minute": point.minute, "count": count, "what": what}
+            {"at": point.minute * per_minute, "count": count, "what": what}
             for point in points
             for what, count in (("in flight", point.in_flight), ("lanes in a session", point.lanes_in_session))
             if count is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from reports.analysis import Analysis
-from reports.charts.chart import Chart, Drawn
+from reports.charts.chart import FEW, Chart, Drawn
 from reports.charts.shares import shares
 
 
@@ -18,7 +18,7 @@ def draw(analyses: Sequence[Analysis]) -> Drawn | None:
         for curve in analyses[0].series.ttft
         for share, seconds in zip(curve.share, curve.seconds, strict=True)
     ]
-    x = alt.X("value:Q", title="TTFT, milliseconds (log)", scale=alt.Scale(type="log", nice=False))
+    x = alt.X("value:Q", title="TTFT, milliseconds (log)", scale=alt.Scale(type="log", nice=False), axis=FEW)
     return shares(analyses[0], points, x, "share of turns at most this late", "ms")
 
 

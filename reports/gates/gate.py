@@ -107,6 +107,13 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     unit: Literal["share", "turns", "s", "ms", "blocks", ""]
     explanation: str
     numbers: dict[str, float | None] = {}
+    number_is: str = ""
+    limit_is: str = ""
+    """A word to stand before each where it is not plain: "effect", "floor", "at least"."""
+    tests: list[str] = []
+    """A gate of several tests: each with its value against its limit. They are shown instead of ``numbers``."""
+    problems: list[str] = []
+    """Those that fail, as reasons, with what to do about it; where there are none, the explanation is the reason."""
 
 
 Judge = Callable[[Evidence], Gate]

@@ -35,9 +35,11 @@ def judge(evidence: Evidence) -> Gate:
         number=math.expm1(size) if size is not None else None,
         limit=noise.relative,
         unit="share",
-        explanation="Number: size of the effect. Limit: "
+        number_is="effect",
+        limit_is="floor",
+        explanation="The effect must be larger than the floor: "
         f"{evidence.thresholds.noise_multiple:g} standard errors of block-to-block noise "
-        f"({noise.degrees} degree(s) of freedom), backend and linear order removed; an effect must be larger."
-        + (" It is not: measure more blocks." if below else ""),
+        f"({noise.degrees} {'degree' if noise.degrees == 1 else 'degrees'} of freedom), backend and linear order "
+        "removed." + (" It is not: measure more blocks." if below else ""),
         numbers={"drift per block": noise.drift_per_block},
     )

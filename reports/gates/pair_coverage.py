@@ -25,6 +25,7 @@ def judge(evidence: Evidence) -> Gate:
         status=passing(coverage is not None and coverage >= thresholds.pair_coverage and not uneven),
         number=coverage,
         limit=thresholds.pair_coverage,
+        limit_is="at least",
         unit="share",
         explanation=f"{pairs.with_itl} of {pairs.planned - pairs.one_token} planned turns of several tokens have a "
         "decode rate in every block of both backends; only those are compared. The backends may differ by "

@@ -39,19 +39,24 @@ def judge(evidence: Evidence) -> Gate:
     numbers: dict[str, float | None] = {}
     problems: list[str] = []
     judged: float | None = None
-    for backend in evidence.run.manifest.backends:
-        covered = _coverage(evidence, backend.name)
-        if covered is None or not covered.tokens:
-            return Gate(
-                id="path_proof",
-                title="Proof of path",
-                status="unknown",
-                required=False,
-                number=None,
-                limit=thresholds.specialised_share,
-                unit="share",
-                explanation=f"The server of {backend.name} does not tell which path its decode steps took.",
-            )
+    found = [(backend, _coverage(evidence, backend.name)) for backend in evidence.run.manifest.backends]
+    silent = [backend.name for backend, covered in found if covered is None or not covered.tokens]
+    if silent:
+        who = f"The servers of {silent[0]} and {silent[1]} do" if len(silent) > 1 else f"The server of {silent[0]} does"
+        their = "their" if len(silent) > 1 else "its"
+        return Gate(
+            id="path_proof",
+            title="Proof of path",
+            status="unknown",
+            required=False,
+            number=None,
+            limit=thresholds.specialised_share,
+            limit_is="at least",
+            unit="share",
+            explanation=f"{who} not tell which path {their} decode steps took.",
+        )
+    for backend, covered in found:
+        assert covered is not None  # such a backend is silent
         share = covered.specialised_tokens / covered.tokens
         numbers[f"{backend.name}: decode tokens"] = share
         numbers[f"{backend.name}: decode steps"] = covered.specialised_steps / covered.steps
@@ -79,6 +84,7 @@ def judge(evidence: Evidence) -> Gate:
         required=False,
         number=judged,
         limit=thresholds.specialised_share,
+        limit_is="at least",
         unit="share",
         explanation=good[0].upper() + good[1:] + ".",
         numbers=numbers,

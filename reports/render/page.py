@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
 
-from reports.analysis import Analysis, BackendSummary
+from reports.analysis import Analysis, BackendSummary, Row
+from reports.intervals import FEWEST_BEYOND
 from reports.render import words
 
 TEMPLATES = Path(__file__).parents[1]
@@ -32,9 +34,50 @@ def fill(template: str, analyses: Sequence[Analysis], **more: object) -> str:
         block_columns=BLOCK_COLUMNS,
         block_table=_block_table(analysis),
         provenance=_provenance(analysis),
+        speed_rows=_speed_rows(analysis.rows),
+        no_interval=NO_INTERVAL,
         noise_multiple=f"{analysis.thresholds.noise_multiple:g}",
         **more,
     )
+
+
+NO_INTERVAL = (
+    f"A percentile has no interval where fewer than {FEWEST_BEYOND} values of a backend are expected beyond it (P90 "
+    f"needs {FEWEST_BEYOND * 10} turns, P99 {FEWEST_BEYOND * 100}, over all of its blocks), or where the interval "
+    "would reach beyond every value measured: so few carry none."
+)
+
+_SAME = {
+    "ttfo": ("ttft", "= TTFT: no reasoning before the answer (equal to 0.1 %)"),
+    "tpot": ("itl", "= ITL: first chunks hold one token (equal to 0.1 %)"),
+}
+"""Measures that are another by definition where nothing tells them apart: they are shown as one line then."""
+
+
+def _speed_rows(rows: list[Row]) -> list[tuple[Row, str]]:
+    """The rows to show, each with a note that stands instead of its figures, or none."""
+    shown: list[tuple[Row, str]] = []
+    for row in rows:
+        other, note = _SAME.get(row.measure, ("", ""))
+        if other and all(
+            _alike(one, another)
+            for one, another in zip(_of_measure(rows, row.measure), _of_measure(rows, other), strict=True)
+        ):
+            if row.percentile == _of_measure(rows, row.measure)[0].percentile:
+                shown.append((row, note))
+        else:
+            shown.append((row, ""))
+    return shown
+
+
+def _of_measure(rows: list[Row], measure: str) -> list[Row]:
+    return [row for row in rows if row.measure == measure]
+
+
+def _alike(one: Row, another: Row) -> bool:
+    """To a tenth of a per cent, and so to the last figure shown."""
+    pairs = ((one.baseline.value, another.baseline.value), (one.candidate.value, another.candidate.value))
+    return all(a is not None and b is not None and math.isclose(a, b, rel_tol=1e-3) for a, b in pairs)
 
 
 def _backend_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
@@ -45,7 +88,7 @@ def _backend_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
         return [
             ("Decode backend", b.decode_backend),
             ("GPUs", b.gpus or "not declared"),
-            ("Settings", ", ".join(f"{key}={value}" for key, value in b.settings.items()) or words.DASH),
+            ("Settings", words.settings(b.settings)),
             ("Blocks; turns sent; ok", f"{b.blocks}; {b.sent:,}; {b.ok:,}"),
             ("Attempts at blocks not finished", words.counted(b.cut_short)),
             ("Failures by class", words.counted(b.failures)),
@@ -76,7 +119,7 @@ def _block_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
         (
             b.name,
             [
-                words.number(b.window_s / 60),
+                words.duration(b.window_s),
                 words.number(b.output_tokens_per_s),
                 words.count(b.peak_tokens_in_a_second),
                 words.count(b.peak_in_flight),
@@ -93,9 +136,9 @@ def _block_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
 
 
 BLOCK_COLUMNS = [
-    "minutes",
+    "length",
     "tokens/s",
-    "peak tokens in 1 s",
+    "peak tokens in a second",
     "peak in flight",
     "longest silence",
     "connection wait P99",

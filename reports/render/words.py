@@ -10,6 +10,7 @@ from reports.gates.gate import Gate
 from reports.intervals import Estimate
 
 DASH = "–"
+_SHORT_S = 180.0
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -39,6 +40,34 @@ def seconds(value: float | None) -> str:
     if value is None:
         return DASH
     return f"{number(value * 1e3)} ms" if abs(value) < 10 else f"{number(value)} s"
+
+
+def duration(value: float) -> str:
+    """In seconds below three minutes, in minutes above."""
+    return f"{number(value)} s" if value < _SHORT_S else f"{number(value / 60)} min"
+
+
+def settings(values: dict[str, str | int | float | bool | None]) -> str:
+    """What is set, in words: "draft tokens 2, profile toy"; nulls and empties are left out."""
+    words = {True: "on", False: "off"}
+    return (
+        ", ".join(
+            f"{key.replace('_', ' ')} "
+            + (words[value] if isinstance(value, bool) else value if isinstance(value, str) else _plain(value))
+            for key, value in values.items()
+            if value is not None and value != ""
+        )
+        or DASH
+    )
+
+
+def _plain(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def degrees(count: int) -> str:
+    """ "1 degree of freedom"."""
+    return f"{count} {'degree' if count == 1 else 'degrees'} of freedom"
 
 
 def between(low: str, high: str) -> str:
@@ -91,8 +120,17 @@ def signed_interval(estimate: Estimate, unit: str) -> str:
     return between(signed(estimate.low, unit), signed(estimate.high, unit))
 
 
-def gate_number(gate: Gate, value: float | None) -> str:
-    """A gate's number or limit in its unit."""
+def gate_number(gate: Gate) -> str:
+    """A gate's number in its unit, behind its word."""
+    return f"{gate.number_is} {_gate_amount(gate, gate.number)}".strip()
+
+
+def gate_limit(gate: Gate) -> str:
+    """A gate's limit in its unit, behind its word."""
+    return f"{gate.limit_is} {_gate_amount(gate, gate.limit)}".strip()
+
+
+def _gate_amount(gate: Gate, value: float | None) -> str:
     if value is None:
         return DASH
     match gate.unit:
@@ -106,9 +144,16 @@ def gate_number(gate: Gate, value: float | None) -> str:
             return number(value)
 
 
-def gate_detail(gate: Gate, key: str, value: float | None) -> str:
-    """One of a gate's further numbers; those in milliseconds say so in their key."""
-    return share(value) if gate.unit == "share" and value is not None else number(value)
+def gate_details(gate: Gate) -> list[str]:
+    """A gate's tests, or else its further numbers; those in seconds or milliseconds have their unit in the key."""
+    return gate.tests or [_detail(gate, key, value) for key, value in gate.numbers.items()]
+
+
+def _detail(gate: Gate, key: str, value: float | None) -> str:
+    for unit in ("ms", "s"):
+        if key.endswith(f", {unit}"):
+            return f"{key.removesuffix(f', {unit}')} {number(value)} {unit}"
+    return f"{key} {share(value) if gate.unit == 'share' else number(value)}"
 
 
 def counted(counts: dict[str, int]) -> str:

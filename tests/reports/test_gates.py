@@ -300,6 +300,11 @@ def test_noise_floor_fails_an_effect_that_lies_below_it(tmp_path: Path) -> None:
     assert found.conclusion.outcome == "INCONCLUSIVE"
 
 
+def test_path_proof_names_all_backends_that_do_not_tell(tmp_path: Path) -> None:
+    told = gate(judged(tmp_path), "path_proof").explanation
+    assert told == f"The servers of {BASELINE} and {CANDIDATE} do not tell which path their decode steps took."
+
+
 def test_path_proof_does_not_ask_for_specialised_steps_nobody_set(tmp_path: Path) -> None:
     both_auto = [replace(backend, decode_backend="auto", gpus=GPU) for backend in BACKENDS]
     assert gate(judged(tmp_path / "a", specialised_share=0.0, backends=both_auto), "path_proof").status == "pass"

@@ -111,8 +111,8 @@ def test_failures_beyond_the_percentile_are_not_reached() -> None:
 
 
 def test_failures_near_the_percentile_leave_the_upper_end_open() -> None:
-    values, session = np.array([0.1 + 0.001 * n for n in range(37)] + [math.inf] * 3), np.arange(40)
-    (p90,) = level([(values, session)], resample(40), [0.9])
+    values, session = np.array([0.1 + 0.001 * n for n in range(74)] + [math.inf] * 6), np.arange(80)
+    (p90,) = level([(values, session)], resample(80), [0.9])
     assert p90.value is not None
     assert p90.low is not None
     assert p90.high is None

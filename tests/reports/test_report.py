@@ -220,6 +220,74 @@ def test_runs_that_are_not_alike_do_not_share_a_report(tmp_path: Path, changes: 
         report(one, other)
 
 
+def test_a_run_is_not_shown_beside_itself(tmp_path: Path) -> None:
+    run = small(tmp_path / "run")
+    (tmp_path / "other").symlink_to(run)
+    for again in (run, tmp_path / "other"):
+        with pytest.raises(UserError, match="is given 2 times"):
+            report(run, again)
+    assert not (run / "report.html").exists()
+
+
+def test_too_few_turns_have_a_p99_without_an_interval(tmp_path: Path) -> None:
+    found = analyse(make_run(tmp_path, sessions=8, turns=7))
+    for row in found.rows:
+        few = row.percentile == "P99" and row.measure != "chunk_gap"
+        for side in (row.baseline, row.candidate, row.effect.ratio if row.effect else None):
+            assert side is None or side.value is not None
+            assert side is None or not few or (side.low, side.high) == (None, None)
+    p99 = next(row for row in found.rows if row.measure == "itl" and row.percentile == "P99")
+    assert p99.baseline.reason == "no interval: P99 needs 500 turns of either backend, there are 112"
+    assert found.conclusion.outcome == "candidate faster"  # P90 needs 50
+    for text in (html.render([found]), markdown.render([found])):
+        assert "P90 needs 50 turns, P99 500" in text
+
+
+def test_without_a_conclusion_the_verdict_comes_before_a_subdued_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small(tmp_path, block={"loop_lag_ms": 40.0}, time_scale=2.0, emulated=True)
+    assert report(run) == 2
+    shown = [capsys.readouterr().out, (run / "report.md").read_text()]
+    for text in shown:
+        assert (
+            text.index("INCONCLUSIVE") < text.index("baseline loop lag P90 40.0 ms, limit ") < text.index("ot a resul")
+        )
+        assert "lower time_scale" in text
+    page = (run / "report.html").read_text()
+    assert page.index('<div class="outcome bad">') < page.index('class="subdued"') < page.index('<div class="number">')
+    clear = html.render([analyse(small(tmp_path / "clear"))])
+    assert '<div class="subdued">' not in clear
+    assert "not a result" not in clear
+
+
+def test_measures_that_are_another_are_one_line(tmp_path: Path) -> None:
+    def thinks(_: int, __: str, record: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(record, first_answer_ns=(record.first_token_ns or 0) + 50 * MS)
+
+    same, other = analyse(small(tmp_path / "same")), analyse(small(tmp_path / "other", change=thinks))
+    for render in (html.render, markdown.render):
+        assert "= TTFT: no reasoning" in render([same])
+        assert "= ITL: first chunks hold one token" in render([same])
+        assert "= TTFT: no reasoning" not in render([other])
+
+
+def test_settings_are_words_without_nulls(tmp_path: Path) -> None:
+    settings = {"acceptance_length": None, "faults": "", "draft_tokens": 2, "max_model_len": 8192, "eager": True}
+    backends = [msgspec.structs.replace(each, settings=settings) for each in OTHERS]
+    text = markdown.render([analyse(small(tmp_path, backends=backends))])
+    assert "| draft tokens 2, eager on, max model len 8,192 |" in text
+    assert "None" not in text
+
+
+def test_short_runs_are_drawn_in_seconds(tmp_path: Path) -> None:
+    chart = next(chart for chart in CHARTS if chart.id == "time")
+    drawn = svg(chart, [analyse(small(tmp_path))])
+    assert drawn is not None
+    assert ">seconds<" in drawn
+    assert ">minutes<" not in drawn
+
+
 def test_stamps_of_all_runs_are_shown(tmp_path: Path) -> None:
     runs = [small(tmp_path / str(scale), lanes=int(scale), emulated=True, time_scale=scale) for scale in (1.0, 10.0)]
     report(*runs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,101 @@ def test_nothing_readable_is_the_users_to_mend(tmp_path: Path) -> None:
     packed.write_bytes(b"\xfd7zXZ\x00")
     with pytest.raises(UserError, match="unpack it first"):
         list(read(packed, Notes()))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "empty file"),
+        (b" \n\n", "empty file"),
+        (b'{"requests":' * 100_000, "nested too deeply to be read"),
+        (b"\0" * 100, "not JSON: expecting value at byte 0"),
+        (b"hello", "not JSON: expecting value at byte 0"),
+        (b'{"requests": [], "block_size": 64', "not JSON: it ends too early at byte 33"),
+        (b"{'requests': []}", "not JSON: expecting property name enclosed in double quotes at byte 1"),
+        (b'{"t": NaN}', r"not JSON: NaN .* at byte 6"),
+        (b'{"t": -Infinity}', r"not JSON: -Infinity .* at byte 6"),
+        (b'{"t": Infinity}', r"not JSON: Infinity .* at byte 6"),
+        (b'{"t": "\\ud800"}', r"not JSON: the lone surrogate \\ud800 at byte 7"),
+        (b'{"t": "\\ud83d\\ude00\\udc00"}', r"not JSON: the lone surrogate \\udc00 at byte 19"),
+        (b'{"t": "\\\\ud800", }', r"not JSON: (expecting|illegal trailing)"),
+        (b'{"\xed\xa0\x80": 1}', "not JSON: a lone surrogate at byte 2"),
+        (b'{"\xff": 1}', "not JSON: not UTF-8 at byte 2"),
+        ('{"t": 1}'.encode("utf-16"), "looks like UTF-16: convert it to UTF-8"),
+        ('{"t": 1}'.encode("utf-16-le"), "looks like UTF-16: convert it to UTF-8"),
+        ('{"t": 1}'.encode("utf-16-be"), "looks like UTF-16: convert it to UTF-8"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".json", ".jsonl"])
+def test_what_is_no_json_is_told_from_what_is_another_format(
+    tmp_path: Path, data: bytes, said: str, suffix: str
+) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=rf"x\{suffix}(:1)?: {said}"):
+        detect(path)
+    if data.strip():
+        with pytest.raises(UserError, match=rf"no session could be read .*x\{suffix}(:1)?: {said}"):
+            list(read(path, Notes(), format="weka"))
+        path = tmp_path / "all.jsonl"
+        path.write_bytes(json.dumps(_named("x")).encode() + b"\n" + data)
+        notes = Notes()
+        assert [trace.id for trace in read(path, notes)] == ["x"]
+        assert notes.counts == {"unreadable session skipped": 1}
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_and_folders_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _folder(tmp_path / "sessions")
+    (folder / "a.json").write_text(json.dumps(_named("a")))
+    os.mkfifo(folder / "x.json")
+    for path in (folder / "x.json", folder, Path("/dev/null")):
+        with pytest.raises(UserError, match=r"(x\.json|/dev/null) is a FIFO, socket or device: only regular files"):
+            detect(path)
+    server = socket.socket(socket.AF_UNIX)
+    try:
+        monkeypatch.chdir(folder)  # the path of a socket is short
+        server.bind("s.json")
+        with pytest.raises(UserError, match=r"s\.json is a FIFO, socket or device"):
+            detect(folder / "s.json")
+    finally:
+        server.close()
+
+
+def test_the_session_with_two_origins_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    odd = session(call(0, 25, [1, 2]), call(1.7e12, 40, [1, 2, 3, 4]), id="odd")
+    path.write_text(json.dumps(odd) + "\n" + json.dumps(_named("x")))
+    notes = Notes()
+    assert [trace.id for trace in read(path, notes)] == ["x"]
+    assert notes.counts == {"session with two origins of time skipped": 1}
+    first = notes.first["session with two origins of time skipped"]
+    assert first.startswith(f"{path}:1: session 'odd': 1.7e+12 s comes next after 0 s")
+    assert first.endswith("at `$.requests[1]`")
+
+
+@pytest.mark.parametrize("key", ["block_size", "tool_tokens", "system_tokens", "id", "hash_ids"])
+def test_numbers_of_any_size_can_be_digested(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "all.jsonl"
+    odd = _named("y")
+    if key == "hash_ids":
+        odd["requests"][0][key] = [10**30]
+    else:
+        odd[key] = 10**30
+    path.write_text(json.dumps(_named("x")) + "\n" + json.dumps(odd))
+    notes = Notes()
+    assert len(list(digesting(read(path, notes), hashlib.sha256()))) == (1 if key in ("block_size", "hash_ids") else 2)
+    assert any(f"$.{key}" in first or f"].{key}" in first for first in notes.first.values()) or key == "id"
+
+
+def test_a_prompt_that_no_memory_holds_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "all.jsonl"
+    rows = [call(10.0 * n, 25, [1, 2]) for n in range(4)] + [call(50, 1_000_000_000_000, [1, 2])]
+    path.write_text(json.dumps(session(*rows)))
+    notes = Notes()
+    (trace,) = read(path, notes)
+    assert len(trace.streams[0].turns) == 4
+    assert notes.first["request that cannot be read skipped"].startswith(f"{path}:1 Expected `int` <= 100000000 - at")
 
 
 def _folder(path: Path) -> Path:

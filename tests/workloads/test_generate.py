@@ -160,8 +160,31 @@ def test_packaged_demo_is_small_and_has_every_kind_of_turn() -> None:
         ({"input_scale": 0.0}, "input_scale must be above 0"),
         ({"subagent_share": 1.5}, "share from 0 to 1"),
         ({"sessions": 0}, "at least 1"),
+        (
+            {"input_scale": 1e9},
+            r"input_scale must be at most 97, not 1e\+09, or max_context be set, to at most 100,000,000",
+        ),
+        ({"input_scale": 50.0, "max_context": 200_000_000}, "block_size must be at least 103"),
+        ({"input_scale": 1e9, "max_context": 10**9}, "input_scale must be at most 97"),
+        ({"block_size": 1}, "block_size must be at least 3 for prompts of up to 1,022,230 tokens, not 1"),
+        (
+            {"output_scale": 1e9},
+            r"output_scale must be at most 5496, .* max_output be set, to at most 100,000,000 tokens",
+        ),
+        ({"pause_scale": 1e9}, r"pause_scale must be at most 100, .* max_pause_s be set, to at most 7,776,000 s"),
+        ({"subagents": 1e9}, "subagents must be at most 1000"),
+        ({"subagents": float("nan")}, "at least 1"),
     ],
 )
 def test_impossible_settings_say_what_to_change(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         next(generate(dataclasses.replace(GeneratorSettings(), **wrong)))  # type: ignore[arg-type]
+
+
+def test_long_sessions_up_to_the_bounds_can_be_made() -> None:
+    asked = GeneratorSettings(
+        sessions=4, input_scale=97, output_scale=5000, pause_scale=100, block_size=512, max_turns=8
+    )
+    for trace in generate(asked):
+        check(trace)
+        assert all(turn.input_tokens <= weka.MOST_TOKENS for stream in trace.streams for turn in stream.turns)

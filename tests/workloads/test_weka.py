@@ -311,6 +311,129 @@ def test_session_of_subagents_only_has_one_as_main() -> None:
 
 # ---------------------------------------------------------------- tolerance
 
+GROWING = [call(10.0 * n, 10 * n + 15, list(range(1, n + 2))) for n in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"in": -1}, "`$.requests[2].in`"),
+        ({"in": "many"}, "`$.requests[2].in`"),
+        ({"in": 1_000_000_000_000}, "<= 100000000 - at `$.requests[2].in`"),
+        ({"out": 100_000_001}, "<= 100000000 - at `$.requests[2].out`"),
+        ({"in": 10**25}, "`$.requests[2].in`"),
+        ({"in": None}, "needs `in` and `out` - at `$.requests[2]`"),
+        ({"t": None}, "`$.requests[2].t`"),
+        ({"t": "noon"}, "`$.requests[2].t`"),
+        ({"type": 7}, "`$.requests[2]`"),
+        ({"model": 7}, "`$.requests[2].model`"),
+        ({"hash_ids": [1, 2, "x"]}, "`$.requests[2].hash_ids[2]`"),
+        ({"hash_ids": [1, -2, 3]}, "`$.requests[2].hash_ids[1]`"),
+        ({"hash_ids": "12"}, "`$.requests[2].hash_ids`"),
+    ],
+)
+def test_one_bad_request_is_skipped_and_the_rest_is_as_if_it_were_not_there(change: dict[str, Any], said: str) -> None:
+    trace, notes = read(*GROWING[:2], GROWING[2] | change, *GROWING[3:])
+    assert trace == read(*GROWING[:2], *GROWING[3:])[0]
+    assert [turn.keep for turn in trace.streams[0].turns] == [0, 2, 3, 5, 6]
+    assert blocks(trace)[2][:4] == [1, 2, 3, 4]
+    assert notes.counts == {"request that cannot be read skipped": 1}
+    first = notes.first["request that cannot be read skipped"]
+    assert first.startswith("s.json ")
+    assert said in first
+
+
+def test_requests_that_are_no_objects_are_skipped() -> None:
+    trace, notes = read(*GROWING, 5)  # type: ignore[arg-type]
+    assert trace == read(*GROWING)[0]
+    assert notes.first == {
+        "request that cannot be read skipped": "s.json Expected `object`, got `int` - at `$.requests[6]`"
+    }
+
+
+def test_a_bad_request_does_not_hide_its_good_repetition() -> None:
+    trace, notes = read(GROWING[0] | {"hash_ids": ["x"]}, *GROWING)
+    assert trace == read(*GROWING)[0]
+    assert notes.counts == {"request that cannot be read skipped": 1}
+
+
+def test_a_session_is_skipped_if_more_than_a_fifth_of_its_requests_are_bad() -> None:
+    bad = call(3.0, -1, [])
+    trace, notes = read(*GROWING[:4], bad)
+    assert len(trace.streams[0].turns) == 4
+    assert notes.counts == {"request that cannot be read skipped": 1}
+    with pytest.raises(msgspec.ValidationError, match=r"requests\[4\]\.in` \(2 of 6 requests .* above a fifth"):
+        read(*GROWING[:4], bad, bad)
+
+
+def test_a_bad_subagent_counts_with_all_that_is_in_it() -> None:
+    lost = agent(12.0, 3.0, *(call(12.0 + n, 20, [50, 51]) for n in range(2)), duration_ms="long")
+    with pytest.raises(msgspec.ValidationError, match=r"requests\[6\]\.duration_ms` \(3 of 9 requests"):
+        read(*GROWING, lost)
+    rest = (call(100.0 + n, 10, [1]) for n in range(10))
+    trace, notes = read(*GROWING, lost, *rest)
+    assert (len(trace.streams), notes.counts) == (1, {"request that cannot be read skipped": 3})
+
+
+def test_a_bad_request_in_a_subagent_is_skipped_alone() -> None:
+    inner = (call(0.0, 20, [50, 51]), call(1.0, -3, []), call(3.0, 30, [50, 51, 52]))
+    trace, notes = read(*GROWING, agent(12.0, 6.0, *inner))
+    assert trace == read(*GROWING, agent(12.0, 6.0, inner[0], inner[2]))[0]
+    assert "`$.requests[6].requests[1].in`" in notes.first["request that cannot be read skipped"]
+
+
+def test_null_and_unusable_session_keys_mean_the_default() -> None:
+    rows = (call(0, 70, [1]), call(5, 130, [1, 2]))
+    trace, notes = read(*rows, id=None, block_size=None, hash_id_scope=None, tool_tokens=None, system_tokens=None)
+    assert (trace.id, trace.block_size, trace.scope, trace.system_tokens) == ("s", 64, "local", 0)
+    assert notes.counts == {}
+    trace, notes = read(*rows, id=[1], tool_tokens=-5, hash_id_scope=7, block_size=64)
+    assert (trace.id, trace.scope, trace.system_tokens) == ("s", "local", 0)
+    assert notes.counts == {
+        f"unusable session key {key!r} ignored": 1 for key in ("id", "hash_id_scope", "tool_tokens")
+    }
+    assert "`$.tool_tokens`" in notes.first["unusable session key 'tool_tokens' ignored"]
+
+
+def test_more_minted_ids_than_memory_holds_are_refused() -> None:
+    rows = [call(10.0 * n, 100_000_000, [1, 2]) for n in range(3)]
+    with pytest.raises(msgspec.ValidationError, match=r"29,999,994 blocks of 10 tokens without an id.*20,000,000"):
+        read(*rows)
+
+
+@pytest.mark.parametrize("odd", [1.7e12, 1.7e9, -1.7e9, 1e308])
+def test_times_from_two_origins_are_refused(odd: float) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"session 's': .* two origins - at `\$\.requests\[") as caught:
+        read(*GROWING, call(odd, 20, [1, 2]))
+    if odd > 0:
+        assert "`$.requests[6]`" in str(caught.value)
+    with pytest.raises(msgspec.ValidationError, match="two origins"):
+        read(*GROWING, agent(12.0, 6.0, call(0.0, 20, [50, 51]), call(odd, 20, [50, 51])))
+    with pytest.raises(msgspec.ValidationError, match="two origins"):
+        read(*GROWING, agent(odd, 6.0, call(12.0, 20, [50, 51]), call(13.0, 20, [50, 51])), clock="absolute")
+
+
+def test_unix_times_are_one_origin() -> None:
+    moved = [row | {"t": row["t"] + 1.7e9} for row in GROWING]
+    for start in (0.0, 1.7e9 + 12):  # inner times of either clock
+        trace, notes = read(*moved, agent(1.7e9 + 12, 6.0, call(start, 20, [50, 51])))
+        assert trace == read(*GROWING, agent(12.0, 6.0, call(0.0, 20, [50, 51])))[0]
+        assert notes.counts == {}
+
+
+def test_a_gap_above_seven_days_is_noted() -> None:
+    _, notes = read(*GROWING, call(50 + 7 * 86400, 20, [1, 2]))
+    assert notes.counts == {}
+    trace, notes = read(*GROWING, call(50 + 8 * 86400, 20, [1, 2]))
+    assert trace.streams[0].turns[-1].pause_s == 8 * 86400 - 1
+    assert notes.first == {"gap above 7 days between requests": "s.json 8 days - at `$.requests[6]`"}
+
+
+def test_an_absurd_api_time_is_taken_as_missing() -> None:
+    trace, notes = read(*GROWING[:5], GROWING[5] | {"api_time": 1.7e9})
+    assert trace.streams[0].turns[-1].service_s == 1
+    assert "api_time above 7 days taken as missing" in notes.counts
+
 
 def test_unknown_keys_and_types_are_counted_once_per_kind() -> None:
     trace, notes = read(

@@ -41,6 +41,28 @@ def test_inspect_prints_tables(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert re.search(r"requests / session +12 ", out)
 
 
+def test_summary_comes_first_and_says_what_was_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text(DEMO.read_text() + "{broken\n" + DEMO.read_text())
+    _run("inspect", str(path))
+    told = capsys.readouterr()
+    lines = [line.strip() for line in told.out.splitlines()]
+    starts = ("size: 24 sessions, 202 requests", "context needed", "pauses", "prefix reuse", "reading dropped")
+    first = next(place for place, line in enumerate(lines) if line.startswith("size:"))
+    for start, line in zip(starts, lines[first:], strict=False):
+        assert line.startswith(start)
+    assert first < lines.index("Counts")
+    assert "1 x unreadable session skipped" in lines[first + 4]
+    assert told.err.startswith("1 x unreadable session skipped; the first: ")
+
+
+def test_rewind_sizes_stand_in_order_of_size() -> None:
+    found = statistics([])
+    found.labels["rewind_blocks"].update({"over 512": 9, "1": 3, "17-512": 5})
+    rows = next(sheet for sheet in sheets(found, Notes()) if sheet.title == "Labels").rows
+    assert [row[1] for row in rows if row[0] == "rewind blocks"] == ["1", "17-512", "over 512"]
+
+
 def test_inspect_json_is_strict_and_complete(capsys: pytest.CaptureFixture[str]) -> None:
     _run("inspect", str(DEMO), "--json")
     document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -94,6 +116,10 @@ def test_generate_writes_what_inspect_reads(tmp_path: Path, capsys: pytest.Captu
     )
     assert "4 sessions" in capsys.readouterr().out
     assert len(list(read_path(path, Notes()))) == 4
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="exists, and is not overwritten"):
+        _run("generate", "-o", str(path), "--sessions", "1")
+    assert path.read_bytes() == before
 
 
 def test_user_errors_say_what_to_change(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from workloads.errors import UserError
 from workloads.formats import weka
+from workloads.formats.files import not_json, records
 from workloads.trace import Notes, Trace
 
 
@@ -44,6 +45,14 @@ def detect(path: Path) -> str:
     for name, module in FORMATS.items():
         if module.detect(path):
             return name
+    notes = Notes()
+    record = next(records(path, notes), None)
+    if record is None:
+        lost = [f"{kind}: {first}" for kind, first in notes.first.items()]
+        raise UserError(lost[0] if lost else f"{path}: empty file")
+    fault = not_json(record.data)
+    if fault is not None:
+        raise UserError(f"{record.where}: {fault}")
     raise UserError(
         f"{path}: not a format that decodegate reads ({', '.join(FORMATS)}); "
         "if it is one of these, name it (--format NAME, or workload.format) to see its first error"
@@ -74,6 +83,7 @@ def read(path: Path, notes: Notes, *, format: str | None = None) -> Iterator[Tra
         yield trace
     if not given:
         lost = [f"{kind}: {first}" for kind, first in notes.first.items() if "skipped" in kind]
+        lost.sort(key=lambda text: "request" in text.partition(":")[0])  # what cost a whole session first
         raise UserError(f"{path}: no session could be read ({lost[0] if lost else 'it is empty'})")
 
 

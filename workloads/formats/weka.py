@@ -6,6 +6,9 @@ writers is settled per session from its own content:
 * the clock of a subagent's inner requests (from the session's start or from the subagent's) by where they fit;
 * the stream of a request that starts while the request before it is still in service: a call that does not
   continue the busy one runs in a parallel stream of its own, one that does is sent after it;
+* a request that cannot be read, or that asks for more than MOST_TOKENS, is skipped and noted; the time it took becomes
+  part of the pause before the next one, whose blocks count as a difference against the request before it. If more than
+  a fifth of a session's requests are like that, the session is skipped;
 * the id of a partial last block, which the format leaves out: prompts grow at their end, so a partial block is the
   beginning of the block that the next prompt has in its place; where there is none, an id below zero is minted.
 """
@@ -18,17 +21,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
-from workloads.formats.files import records, sample
+from workloads.formats.files import not_json, records, sample
 from workloads.trace import Notes, Stream, Trace, Turn, prompts, shared_blocks
 
 NAME = "weka"
 
 Clock = Literal["auto", "relative", "absolute"]
 """What the times of a subagent's requests count from: its own start ("relative") or the session's ("absolute")."""
+
+BLOCK_SIZE = 64
+"""Tokens of a block where a session does not say."""
 
 CLOCK_SLACK_S = 1.0
 """Most recorders write whole seconds, so that times up to this far out of place may be rounding."""
@@ -39,16 +45,35 @@ SECONDS_PER_TOKEN = 1 / 38.3
 PARALLEL = "parallel"
 """Ending of the agent name of a stream that was split off because it overlapped its own agent's."""
 
+MOST_TOKENS = 100_000_000
+"""Longest prompt or answer, in tokens, that is taken for one: a hundred times what any model reads."""
+
+MOST_MINTED = 20_000_000
+"""Most ids minted for one session: about 1 GB of them."""
+
+MOST_BAD = 1 / 5
+"""A session is skipped if a larger share of its requests cannot be read."""
+
+DAY_S = 86_400.0
+NOTED_GAP_S = 7 * DAY_S
+"""A session that rests for longer is kept, and noted."""
+
+ORIGIN_GAP_S = 365 * DAY_S
+"""Two times of a session that are further apart, with none between, do not count from the same origin."""
+
 Size = Annotated[int, msgspec.Meta(ge=0)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Fields = dict[str, msgspec.Raw]
+Value = Fields | list[msgspec.Raw] | str | int | float | bool | None
 
 
 class _Session(msgspec.Struct):
-    requests: list[dict[str, msgspec.Raw]]
-    id: str | int = ""
-    block_size: Annotated[int, msgspec.Meta(gt=0)] = 64
+    requests: list[Value]
+    id: str | int | None = ""
+    block_size: Annotated[int, msgspec.Meta(gt=0, le=MOST_TOKENS)] | None = BLOCK_SIZE
     hash_id_scope: str | None = "local"
-    tool_tokens: Size | None = None
-    system_tokens: Size | None = None
+    tool_tokens: Tokens | None = None
+    system_tokens: Tokens | None = None
     models: msgspec.Raw = msgspec.Raw()
     totals: msgspec.Raw = msgspec.Raw()
 
@@ -62,10 +87,10 @@ class _Row(msgspec.Struct, rename={"input": "in", "output": "out"}):
 
     type: str
     t: float
-    input: Size | None = None
-    input_length: Size | None = None
-    output: Size | None = None
-    output_length: Size | None = None
+    input: Tokens | None = None
+    input_length: Tokens | None = None
+    output: Tokens | None = None
+    output_length: Tokens | None = None
     cached_tokens: Size | None = None
     model: str | None = None
     stop: str | None = None
@@ -88,8 +113,8 @@ CALLS = frozenset({"n", "s"})
 _decode_known_session = msgspec.json.Decoder(_KnownSession).decode
 _decode_session = msgspec.json.Decoder(_Session).decode
 _decode_row = msgspec.json.Decoder(_Row).decode
-_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_rows = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None).decode
+_decode_fields = msgspec.json.Decoder(Fields).decode
+_decode_rows = msgspec.json.Decoder(list[Value] | None).decode
 _decode_kind = msgspec.json.Decoder(str).decode
 _decode_ids = msgspec.json.Decoder(list[Size]).decode
 
@@ -104,11 +129,19 @@ class _Node(msgspec.Struct):
     inner: list[_Node]
 
 
+class _Place(NamedTuple):
+    """Where a row stands: in its list, and in the file."""
+
+    number: int
+    path: str
+
+
 class _Call(msgspec.Struct):
     """A model call on the session's clock."""
 
     row: _Row
     index: int
+    path: str
     start: float
     service: float
     estimated: bool
@@ -128,6 +161,7 @@ class _Agent(msgspec.Struct):
     kind: str
     start: float
     index: int
+    path: str
     end: float | None
     background: bool
     calls: list[_Call]
@@ -146,6 +180,10 @@ class _Line(msgspec.Struct):
     order: float
 
 
+class _TwoOriginsError(msgspec.ValidationError):
+    """Times of one session that count from different origins: which are right cannot be told."""
+
+
 class _Reading:
     """The session being read: where it stands, what to note, and the hash list before the current one."""
 
@@ -156,6 +194,24 @@ class _Reading:
         self.ids: list[int] = []
         self.agent_ids: set[str | int] = set()
         self.calls: set[tuple[object, ...]] = set()
+        self.rows = 0
+        self.bad = 0
+        self.first_bad = ""
+
+    def skip(self, error: msgspec.DecodeError, count: int = 1) -> None:
+        """Count requests that cannot be read; noted by ``settle``, once it is clear that the session is kept."""
+        self.bad += count
+        self.first_bad = self.first_bad or str(error)
+
+    def settle(self) -> None:
+        """Note the skipped requests. Raises msgspec.ValidationError if they are too many."""
+        if self.bad > MOST_BAD * self.rows:
+            raise msgspec.ValidationError(
+                f"{self.first_bad} ({self.bad} of {self.rows} requests cannot be read: above a fifth, "
+                "the session is skipped)"
+            )
+        if self.bad:
+            self.note("request that cannot be read skipped", self.first_bad, self.bad)
 
     def note(self, kind: str, place: str = "", count: int = 1) -> None:
         self.notes.add(kind, f"{self.where} {place}".strip(), count)
@@ -166,7 +222,7 @@ def detect(path: Path) -> bool:
     for record in sample(path):
         try:
             keys = _decode_fields(record.data).keys()
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             continue
         if "requests" in keys and keys & {"hash_id_scope", "block_size", "tool_tokens", "totals"}:
             return True
@@ -178,8 +234,12 @@ def read(path: Path, notes: Notes, *, clock: Clock = "auto") -> Iterator[Trace]:
     for record in records(path, notes):
         try:
             yield trace(record.data, record.where, notes, clock=clock)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except _TwoOriginsError as error:
+            notes.add("session with two origins of time skipped", f"{record.where}: {error}")
+        except msgspec.ValidationError as error:
             notes.add("unreadable session skipped", f"{record.where}: {error}")
+        except (msgspec.MsgspecError, RecursionError) as error:
+            notes.add("unreadable session skipped", f"{record.where}: {not_json(record.data) or error}")
 
 
 def trace(data: bytes, where: str, notes: Notes, *, clock: Clock = "auto") -> Trace:
@@ -192,12 +252,14 @@ def trace(data: bytes, where: str, notes: Notes, *, clock: Clock = "auto") -> Tr
     try:
         session = _decode_known_session(data)
     except msgspec.ValidationError:
-        session = _decode_session(data)
-        for key in _decode_fields(data).keys() - SESSION_KEYS:
-            reading.note(f"unknown session key {key!r} ignored")
+        session = _tolerant(reading, data)
+    block_size = session.block_size or BLOCK_SIZE
     nodes = _nodes(reading, session.requests, "$.requests")
     relative = clock == "relative" or (clock == "auto" and _relative(nodes))
-    main = _agent(reading, nodes, _Row(type="subagent", t=0.0, subagent_type="main"), 0.0, 0, session, relative)
+    main = _agent(
+        reading, nodes, _Row(type="subagent", t=0.0, subagent_type="main"), 0.0, _Place(0, "$"), block_size, relative
+    )
+    reading.settle()
     if not main.calls and main.children:
         reading.note("main agent without calls: first subagent taken as main")
         first, *others = sorted(main.children, key=lambda child: child.start)
@@ -205,57 +267,90 @@ def trace(data: bytes, where: str, notes: Notes, *, clock: Clock = "auto") -> Tr
         main.children += others
     if not main.calls:
         raise msgspec.ValidationError("the session holds no model call - at `$.requests`")
+    name = str("" if session.id is None else session.id) or Path(where).stem
+    _check_times(reading, main, name)
     _estimate_service(reading, main)
 
     scope = session.hash_id_scope or "local"
     if scope not in ("local", "global"):
         reading.note("unknown hash_id_scope taken as local", f"{scope!r}")
         scope = "local"
-    name = str(session.id) or Path(where).stem
     lines = _lines(reading, main)
     # Sorted by start, but never before the parent: its key is not above the child's, and it stands first.
     lines.sort(key=lambda line: line.order)
-    _complete_ids(reading, lines, session.block_size, _minted(name, scope))
+    _complete_ids(reading, lines, block_size, _minted(name, scope))
     return Trace(
         id=name,
-        block_size=session.block_size,
+        block_size=block_size,
         scope=scope,
         system_tokens=(session.tool_tokens or 0) + (session.system_tokens or 0),
         streams=_streams(lines),
     )
 
 
+def _tolerant(reading: _Reading, data: bytes) -> _Session:
+    """A session that has unknown keys, which are ignored, or wrong values where it can do without."""
+    fields = _decode_fields(data)
+    for key in fields.keys() - SESSION_KEYS:
+        reading.note(f"unknown session key {key!r} ignored")
+    try:
+        return _decode_session(data)
+    except msgspec.ValidationError:
+        for key in sorted(fields.keys() & {"id", "hash_id_scope", "tool_tokens", "system_tokens"}):
+            try:
+                _decode_session(msgspec.json.encode({"requests": [], key: fields[key]}))
+            except msgspec.ValidationError as error:
+                reading.note(f"unusable session key {key!r} ignored", str(error))
+                del fields[key]
+    return _decode_session(msgspec.json.encode(fields))
+
+
 # ---------------------------------------------------------------- from JSON to agents
 
 
-def _nodes(reading: _Reading, rows: list[dict[str, msgspec.Raw]], path: str) -> list[_Node]:
+def _nodes(reading: _Reading, rows: list[Value], path: str) -> list[_Node]:
     nodes = []
     for index, fields in enumerate(rows):
         at = f"{path}[{index}]"
+        rows_before, bad_before = reading.rows, reading.bad
+        reading.rows += 1
         try:
+            if not isinstance(fields, dict):
+                raise msgspec.ValidationError(f"Expected `object`, got `{_kind(fields)}`")
             kind = _decode_kind(fields.get("type", b'""'))
             if kind not in CALLS and kind != "subagent":
                 reading.note(f"request of unknown type {kind!r} skipped", at)
+                reading.rows -= 1
                 continue
             for key in fields.keys() - ROW_KEYS:
                 reading.note(f"unknown request key {key!r} ignored", at)
             raw_ids = bytes(fields.pop("hash_ids", b"null"))
-            inner = fields.pop("requests", b"null")
+            raw_rows = fields.pop("requests", b"null")
+            inner: list[_Node] = []
+            if kind == "subagent":
+                try:
+                    inner_rows = _decode_rows(raw_rows) or []
+                except msgspec.DecodeError as error:
+                    raise _placed(error, "$.requests") from None
+                inner = _nodes(reading, inner_rows, f"{at}.requests")
             row = _decode_row(msgspec.json.encode(fields))  # small, now that the lists are out
             if kind in CALLS and (_input(row) is None or _output(row) is None):
                 raise msgspec.ValidationError("A request needs `in` and `out` - at `$`")
-        except msgspec.ValidationError as error:
-            raise _placed(error, at) from None
-        at += ".requests"
-        try:
-            inner_rows = (_decode_rows(inner) or []) if kind == "subagent" else []
-        except msgspec.ValidationError as error:
-            raise _placed(error, at) from None
-        nodes.append(_Node(row, raw_ids, index, f"{path}[{index}]", _nodes(reading, inner_rows, at)))
+        except msgspec.DecodeError as error:
+            lost = reading.rows - rows_before  # a subagent, with all that is in it
+            reading.skip(_placed(error, at), lost - (reading.bad - bad_before))
+            continue
+        nodes.append(_Node(row, raw_ids, index, at, inner))
     return nodes
 
 
-def _placed(error: msgspec.ValidationError, path: str) -> msgspec.ValidationError:
+def _kind(value: Value) -> str:
+    """What JSON calls it."""
+    names = {list: "array", str: "str", bool: "bool", int: "int", float: "float", type(None): "null"}
+    return names.get(type(value), "object")
+
+
+def _placed(error: msgspec.DecodeError, path: str) -> msgspec.ValidationError:
     """The error met in a part of the session, naming its place in the whole."""
     text = str(error)
     return msgspec.ValidationError(text.replace("`$", f"`{path}") if "`$" in text else f"{text} - at `{path}`")
@@ -289,27 +384,29 @@ def _relative(nodes: list[_Node]) -> bool:
 
 
 def _agent(
-    reading: _Reading, nodes: list[_Node], row: _Row, base: float, index: int, session: _Session, relative: bool
+    reading: _Reading, nodes: list[_Node], row: _Row, base: float, place: _Place, block_size: int, relative: bool
 ) -> _Agent:
     """The agent of ``row`` with everything below it. ``base`` is what the times in ``nodes`` count from."""
     start = base if relative else row.t
     background = (row.status or "").startswith("async") or (row.duration_ms is None and row.status != "completed")
-    agent = _Agent(row.subagent_type or "subagent", start, index, None, background, [], [])
+    agent = _Agent(row.subagent_type or "subagent", start, place.number, place.path, None, background, [], [])
     if row.duration_ms is not None:
         agent.end = start + row.duration_ms / 1000
-    name = row.agent_id if row.agent_id is not None else f"{start} {index}"
+    name = row.agent_id if row.agent_id is not None else f"{start} {place.number}"
     times = [node.row.t for node in nodes if node.row.type in CALLS]
     backwards = sum(after < before for before, after in pairwise(times))
     if backwards:
         reading.note("out-of-order requests sorted", count=backwards)
     for node in sorted(nodes, key=lambda node: node.row.t):  # stable: equal times stay in file order
         if node.row.type in CALLS:
-            call = _call(reading, node, base, name, session.block_size)
+            call = _call(reading, node, base, name, block_size)
             if call is not None:
                 agent.calls.append(call)
             continue
         child_start = base + node.row.t
-        child = _agent(reading, node.inner, node.row, child_start if relative else 0.0, node.index, session, relative)
+        inner_base = child_start if relative else 0.0
+        place = _Place(node.index, node.path)
+        child = _agent(reading, node.inner, node.row, inner_base, place, block_size, relative)
         if child.calls:
             if node.row.agent_id is not None and node.row.agent_id in reading.agent_ids:
                 reading.note("repeated agent id kept apart by its place", f"{node.path} {node.row.agent_id!r}")
@@ -325,21 +422,23 @@ def _agent(
 
 
 def _call(reading: _Reading, node: _Node, base: float, agent: object, block_size: int) -> _Call | None:
-    """The model call of a row; None if it repeats another, or has no prompt."""
+    """The model call of a row; None if it repeats another, has no prompt, or has ids that cannot be read."""
     row = node.row
     tokens, output = _input(row) or 0, _output(row) or 0
     identity = (agent, base + row.t, row.model, tokens, output, row.api_time)
     if identity in reading.calls:
         reading.note("exact duplicate request dropped", node.path)
         return None
-    reading.calls.add(identity)
     if not tokens:
+        reading.calls.add(identity)
         reading.note("request without input tokens skipped", node.path)
         return None
     try:
         ids = _hash_ids(reading, node.raw_ids)
-    except msgspec.ValidationError as error:
-        raise _placed(error, f"{node.path}.hash_ids") from None
+    except msgspec.DecodeError as error:
+        reading.skip(_placed(error, f"{node.path}.hash_ids"))
+        return None
+    reading.calls.add(identity)
     whole, part = divmod(tokens, block_size)
     if len(ids) > whole + bool(part):
         reading.note("hash_ids longer than the input cut", node.path)
@@ -350,7 +449,10 @@ def _call(reading: _Reading, node: _Node, base: float, agent: object, block_size
         known = row.cached_tokens is not None
         reading.note(f"no hash_ids: {'sharing from cached_tokens' if known else 'no sharing assumed'}", node.path)
     recorded = row.api_time if row.api_time is not None and row.api_time > 0 else None
-    return _Call(row, node.index, base + row.t, recorded or 0.0, recorded is None, tokens, output, ids)
+    if recorded is not None and recorded > NOTED_GAP_S:
+        reading.note("api_time above 7 days taken as missing", f"{recorded:g} s - at `{node.path}`")
+        recorded = None
+    return _Call(row, node.index, node.path, base + row.t, recorded or 0.0, recorded is None, tokens, output, ids)
 
 
 def _hash_ids(reading: _Reading, raw: bytes) -> list[int]:
@@ -361,7 +463,7 @@ def _hash_ids(reading: _Reading, raw: bytes) -> list[int]:
     before, known = reading.raw_ids, reading.ids
     comma = raw.rfind(b",", 0, _common_bytes(before, raw))
     if comma < 0:
-        ids = _decode_ids(raw)
+        rest = ids = _decode_ids(raw)
     else:
         try:
             rest = _decode_ids(b"[" + raw[comma + 1 :])
@@ -369,6 +471,8 @@ def _hash_ids(reading: _Reading, raw: bytes) -> list[int]:
             rest = _decode_ids(raw)  # raises again, now with the right index
         ids = known[: raw.count(b",", 0, comma + 1)]
         ids += rest
+    if rest and max(rest) >> 64:
+        raise msgspec.ValidationError("An id has at most 64 bits - at `$`")
     reading.raw_ids, reading.ids = raw, ids
     return ids
 
@@ -391,6 +495,21 @@ def _agents(agent: _Agent) -> Iterator[_Agent]:
     yield agent
     for child in agent.children:
         yield from _agents(child)
+
+
+def _check_times(reading: _Reading, main: _Agent, name: str) -> None:
+    """Note long rests. Raises _TwoOriginsError if the session's times cannot all be on one clock."""
+    starts = [(call.start, call.path) for agent in _agents(main) for call in agent.calls]
+    starts += [(agent.start, agent.path) for agent in _agents(main) if agent is not main]
+    for (before, _), (after, path) in pairwise(sorted(starts)):
+        days = (after - before) / DAY_S
+        if not after - before <= ORIGIN_GAP_S:
+            raise _TwoOriginsError(
+                f"session {name!r}: {after:g} s comes next after {before:g} s, {days:.3g} days before: "
+                f"its times count from two origins - at `{path}`"
+            )
+        if after - before > NOTED_GAP_S:
+            reading.note("gap above 7 days between requests", f"{days:.3g} days - at `{path}`")
 
 
 def _estimate_service(reading: _Reading, main: _Agent) -> None:
@@ -483,6 +602,12 @@ def _minted(name: str, scope: str) -> Callable[[], int]:
 
 def _complete_ids(reading: _Reading, lines: list[_Line], block_size: int, mint: Callable[[], int]) -> None:
     """Give every call ids for all of its blocks, the partial last one included, and count those it keeps."""
+    missing = sum(max(0, call.input // block_size - len(call.ids)) for line in lines for call in line.calls)
+    if missing > MOST_MINTED:
+        raise msgspec.ValidationError(
+            f"its prompts hold {missing:,} blocks of {block_size} tokens without an id, and at most {MOST_MINTED:,} "
+            "are made up for one session: record hash_ids, or larger blocks - at `$.requests`"
+        )
     for line in lines:
         before: _Call | None = None
         for call in line.calls:
