@@ -14,7 +14,7 @@ from reports import chunks
 from reports.blocks import BlockSummary, counted, summarise
 from reports.conclusion import Conclusion, conclude
 from reports.gates import GATES
-from reports.gates.gate import Evidence, Gate, Thresholds
+from reports.gates.gate import Evidence, Gate, Thresholds, why_nothing
 from reports.intervals import (
     Effect,
     Estimate,
@@ -193,18 +193,17 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
     scale = run.manifest.time_scale
     names = (run.manifest.backends[0].name, run.manifest.backends[1].name)
     candidate = np.array([loaded.block.backend == names[1] for loaded in run.blocks])
-    notes = list(run.notes)
-    sources, requests = _requests(run, names, notes)
+    sources, requests, twice = _requests(run, names)
     both = bool(candidate.any() and not candidate.all())
     pairs = pair_up(requests if both else requests.clear(), len(run.blocks), run.plan)
     weights = resample(max(1, requests["session"].n_unique()))
     by_block = [requests.filter(pl.col("block") == index) for index in range(len(run.blocks))]
     blocks: list[BlockSummary] = []
     time: list[TimePoint] = []
-    for loaded, turns in zip(run.blocks, by_block, strict=True):
+    for loaded, turns, again in zip(run.blocks, by_block, twice, strict=True):
         arrived = chunks.arrivals(loaded, turns, scale)
         source = sources[loaded.block.backend]
-        blocks.append(summarise(loaded, turns, run.plan, arrived, scale, source))
+        blocks.append(summarise(loaded, turns, run.plan, arrived, scale, source, again))
         time += time_points(loaded, arrived, scale, counted=source in ("server", "client"))
     rows = [row for measure in MEASURES.values() for row in _rows(measure, by_block, pairs, candidate, weights)]
     rows += _gap_rows(run.blocks, by_block, candidate, weights, scale)
@@ -229,7 +228,7 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
         plan_digest=run.manifest.plan_digest,
         workload_digest=run.manifest.workload_digest,
         workload_source=run.manifest.workload_source,
-        conclusion=conclude(interactivity, gates, thresholds),
+        conclusion=conclude(interactivity, gates, thresholds, why_nothing(evidence)),
         headlines=headlines,
         noise=noise,
         thresholds=thresholds,
@@ -239,7 +238,7 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
         pairs=PairSummary(pairs.count, pairs.planned, pairs.one_token, pairs.with_itl, pairs.coverage),
         blocks=blocks,
         set_aside=run.set_aside,
-        notes=notes,
+        notes=run.notes,
         plan=_plan(run),
         formulas={measure.label: measure.formula for measure in MEASURES.values()} | _OTHER_FORMULAS,
         series=Series(
@@ -275,26 +274,27 @@ _OTHER_FORMULAS = {
 }
 
 
-def _requests(run: Run, names: tuple[str, str], notes: list[str]) -> tuple[dict[str, CountSource | None], pl.DataFrame]:
-    """Whose token counts each backend offers, and the measured turns of all finished blocks."""
+def _requests(run: Run, names: tuple[str, str]) -> tuple[dict[str, CountSource | None], pl.DataFrame, list[int]]:
+    """Whose token counts each backend offers, the measured turns of all finished blocks, and each block's rows that
+    another of the same turn replaces."""
     by_name: dict[str, list[pl.DataFrame]] = {name: [] for name in names}
     for loaded in run.blocks:
         by_name[loaded.block.backend].append(loaded.requests)
     sources = {name: count_source(pl.concat(frames)) if frames else None for name, frames in by_name.items()}
     frames = []
+    twice = []
     for index, loaded in enumerate(run.blocks):
         name = loaded.block.backend
         rows = measured(loaded.requests, run.manifest.time_scale, sources[name])
         once = rows.unique(KEY, keep="last", maintain_order=True)
-        if len(once) < len(rows):
-            notes.append(f"{loaded.name}: {len(rows) - len(once)} turns were recorded twice; the last record counts")
+        twice.append(len(rows) - len(once))
         frames.append(once.with_columns(block=pl.lit(index), backend=pl.lit(name), candidate=pl.lit(name == names[1])))
     requests = pl.concat(frames)
     numbers = requests.select(pl.col("session").unique().sort()).with_row_index("session_index")
     requests = requests.join(
         numbers.with_columns(pl.col("session_index").cast(pl.Int64)), on="session", maintain_order="left"
     )
-    return sources, requests
+    return sources, requests, twice
 
 
 def _rows(
@@ -343,7 +343,7 @@ def _gap_rows(
         for loaded, rows, mine in zip(blocks, by_block, candidate, strict=True):
             if mine != side:
                 continue
-            ok = rows.filter((pl.col("status") == "ok") & pl.col("streamed"))
+            ok = rows.filter((pl.col("status") == "ok") & pl.col("streamed") & ~pl.col("impossible"))
             session = ok["session_index"].to_numpy()
             histogram = chunks.gaps(loaded, ok, session, weights.shape[1], scale)
             gaps += int(histogram.counts.sum())

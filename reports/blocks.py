@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from replay.records import Plan
-from reports.chunks import Arrivals, longest_silence, peak_in_a_second
+from reports.chunks import Arrivals, disagreeing, longest_silence, peak_in_a_second
 from reports.measures import CountSource, uncached_input
 from reports.run import LoadedBlock
 
@@ -32,6 +32,12 @@ class BlockSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Planned turns that nothing accounts for. Must be 0."""
     unrecorded: int | None
     """Turns that the workers say they sent, less the rows there are. Must be 0."""
+    recorded_twice: int
+    """Rows of turns that have another; the last one counts. Must be 0."""
+    impossible: int
+    """Turns whose times are in no possible order (reports.measures.IMPOSSIBLE): left out of speed. Must be 0."""
+    chunks_disagree: int
+    """Turns whose chunks are not those that their row tells of. Must be 0."""
     statuses: dict[str, int]
     """Sent turns by status; they add up to ``sent``."""
     failures: dict[str, int]
@@ -68,8 +74,10 @@ def summarise(
     arrived: Arrivals,
     time_scale: float,
     source: CountSource | None,
+    twice: int,
 ) -> BlockSummary:
-    """``requests``: this block's measured turns; ``source``: whose token counts its backend offers."""
+    """``requests``: this block's measured turns, each once; ``source``: whose token counts its backend offers;
+    ``twice``: rows left out because their turn has another."""
     block = loaded.block
     assert block.ended_ns is not None  # reports.run judges finished blocks only
     window = (block.ended_ns - block.started_ns) * 1e-9 * time_scale
@@ -102,6 +110,9 @@ def summarise(
         not_reached=not_reached,
         unexplained=unexplained,
         unrecorded=block.sent - len(requests) if block.sent is not None else None,
+        recorded_twice=twice,
+        impossible=int(requests["impossible"].sum()),
+        chunks_disagree=disagreeing(loaded, requests),
         statuses=counted(requests, pl.col("status")),
         failures=counted(requests.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
         output_tokens_per_s=int(arrived.tokens.sum()) / window if window > 0 and counted_tokens else None,

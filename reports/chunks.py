@@ -58,6 +58,25 @@ def _slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints,
             yield np.repeat(row[here], counts), records["t_ns"].astype(np.int64), records["tokens"].astype(np.int64)
 
 
+def disagreeing(block: LoadedBlock, rows: pl.DataFrame) -> int:
+    """Rows whose chunks are not those that the row tells of: the first and the last arrive at other times, or their
+    tokens do not add up to the server's count, where tokens per chunk are counted and not estimated."""
+    first, last = (rows[name].fill_null(-1).to_numpy() for name in ("first_token_ns", "last_token_ns"))
+    exact = (
+        rows["token_source"].is_in(["usage", "ids", "inferred"]).fill_null(False) & rows["output_tokens"].is_not_null()
+    )
+    counted, total = exact.to_numpy(), rows["output_tokens"].fill_null(0).to_numpy()
+    found = 0
+    for row, t_ns, tokens in _slabs(block, rows):
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        ends = np.append(starts[1:], len(row)) - 1
+        each = row[starts]
+        off = (t_ns[starts] != first[each]) | (t_ns[ends] != last[each])
+        off |= counted[each] & (np.add.reduceat(tokens, starts) != total[each])
+        found += int(off.sum())
+    return found
+
+
 def arrivals(block: LoadedBlock, rows: pl.DataFrame, time_scale: float) -> Arrivals:
     """Tokens of ``rows`` that arrived inside the block's measured window, in steps of 1 ms (coarser in blocks of many
     hours)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def report(run: Path, /, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
-    """Judge a run directory: write report.html, report.md and report.json, and print the conclusion.
+    """Judge a run directory: print the conclusion, and write report.json, report.md and report.html.
 
     Exit code 0, or 2 if the result is INCONCLUSIVE.
 
@@ -39,27 +40,42 @@ def report(run: Path, /, *more: Path, output: Annotated[Path | None, Parameter(n
     runs = [path.resolve() for path in (run, *more)]
     if twice := [path for path, resolved in zip((run, *more), runs, strict=True) if runs.count(resolved) > 1]:
         raise UserError(f"{twice[0]} is given {len(twice)} times: name each run once")
-    files = {"report.html": html.render, "report.md": markdown.render, "report.json": json.render}
+    # what may fail comes last: a disk that is full costs no conclusion, a chart engine that aborts none of the others
+    files = {"report.json": json.render, "report.md": markdown.render, "report.html": html.render}
     analyses = analyse_all(run, *more)
     folder = output or run
-    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, soft_wrap=True)
+    _print(analyses, console)
+    console.file.flush()
     for name, render in files.items():
-        _replace(folder / name, render(analyses))
-    _print(analyses, folder)
+        text = render(analyses)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _replace(folder / name, text)
+        except OSError as error:
+            raise UserError(
+                f"{folder / name} cannot be written: {error.strerror or error}. The conclusion is printed; --output "
+                f"names another folder: decodegate report {run} --output FOLDER"
+            ) from error
+    console.print(f"report: {folder / 'report.html'}", markup=False)
     return 2 if analyses[0].conclusion.outcome == "INCONCLUSIVE" else 0
 
 
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
-def _print(analyses: Sequence[Analysis], folder: Path) -> None:
+def _print(analyses: Sequence[Analysis], console: Console) -> None:
     from reports.render import words
 
     analysis = analyses[0]
-    console = Console(highlight=False, soft_wrap=True)
     for stamp in words.stamps(analyses):
         console.print(f"[black on yellow] {escape(stamp)} [/]")
     colour = {"candidate faster": "green", "candidate slower": "red", "INCONCLUSIVE": "red"}
@@ -90,4 +106,3 @@ def _print(analyses: Sequence[Analysis], folder: Path) -> None:
         f"  gates: {passed} of {len(analysis.gates)} pass" + (f"; unknown: {', '.join(unknown)}" if unknown else ""),
         markup=False,
     )
-    console.print(f"report: {folder / 'report.html'}", markup=False)

@@ -26,11 +26,13 @@ class Conclusion(msgspec.Struct, frozen=True):
     caveats: list[str]
 
 
-def conclude(interactivity: Effect | None, gates: list[Gate], thresholds: Thresholds) -> Conclusion:
+def conclude(
+    interactivity: Effect | None, gates: list[Gate], thresholds: Thresholds, nothing: str = "No decode rate is known."
+) -> Conclusion:
     """INCONCLUSIVE if a gate failed, a required one is unknown, or there is no ratio with an interval; otherwise by
     whether the interval of the candidate/baseline ratio of P90 interactivity lies above 1, below 1, or around it.
     Around it is "no difference" only if all of it lies within what may be called none; a wider one is too little
-    data."""
+    data. ``nothing``: why there is no ratio, if there is none."""
     unknown = [gate for gate in gates if gate.status == "unknown"]
     caveats = [f"{gate.title}: unknown. {gate.explanation}" for gate in unknown if not gate.required]
     against = [
@@ -43,7 +45,7 @@ def conclude(interactivity: Effect | None, gates: list[Gate], thresholds: Thresh
     first = [_TWO_DEPLOYMENTS] if any(gate.id == "path_proof" for gate in unknown) else []
     ratio = interactivity.ratio if interactivity else None
     if ratio is None or ratio.value is None:
-        against.insert(0, "No turn completed in every block with a decode rate: there is nothing to compare.")
+        against.insert(0, f"There is nothing to compare. {nothing}")
     elif ratio.low is None or ratio.high is None:
         against.insert(0, f"The ratio has no interval: {ratio.reason.removeprefix('no interval: ')}.")
     if against or ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:

@@ -202,7 +202,7 @@ class Effect(msgspec.Struct, frozen=True):
     difference: Estimate
     """candidate − baseline."""
     blocks: list[float]
-    """The percentile in each block, in measured order."""
+    """The percentile in each block, in measured order; empty where it is a rate and a block's time is 0."""
 
 
 def effects(
@@ -229,15 +229,18 @@ def effects(
     for index in range(len(ps)):
         mine, theirs = per_block[candidate, index].mean(axis=0), per_block[~candidate, index].mean(axis=0)
         if rate:
-            mine, theirs = 1 / mine, 1 / theirs
+            mine, theirs = _over(np.ones_like(mine), mine), _over(np.ones_like(theirs), theirs)
         blocks = per_block[:, index, 0]
+        ratio = estimate(_over(mine, theirs), weights, turns)
+        if ratio.value is None and theirs[0] == 0:
+            ratio = msgspec.structs.replace(ratio, reason="the baseline's figure is 0: nothing can be divided by it")
         found.append(
             Effect(
                 baseline=carried(estimate(theirs, weights, turns), ps[index], fewest, *_ends(values[~candidate], rate)),
                 candidate=carried(estimate(mine, weights, turns), ps[index], fewest, *_ends(values[candidate], rate)),
-                ratio=carried(estimate(mine / theirs, weights, turns), ps[index], fewest),
+                ratio=carried(ratio, ps[index], fewest),
                 difference=carried(estimate(mine - theirs, weights, turns, log=False), ps[index], fewest),
-                blocks=(1 / blocks if rate else blocks).tolist(),
+                blocks=blocks.tolist() if not rate else (1 / blocks).tolist() if (blocks > 0).all() else [],
             )
         )
     return found
@@ -246,7 +249,13 @@ def effects(
 def _ends(values: Floats, rate: bool = False) -> tuple[float, float]:
     """The least and the largest value; of their inverses with ``rate``."""
     least, most = float(values.min()), float(values.max())
-    return (1 / most, 1 / least) if rate else (least, most)
+    return (1 / most if most > 0 else 0.0, 1 / least if least > 0 else np.inf) if rate else (least, most)
+
+
+def _over(part: Floats, whole: Floats) -> Floats:
+    """``part / whole``, NaN where ``whole`` is 0 (or no number)."""
+    found: Floats = np.divide(part, whole, out=np.full(whole.shape, np.nan), where=whole > 0)
+    return found
 
 
 def level(blocks: list[tuple[Floats, Ints]], weights: Floats, ps: list[float]) -> list[Estimate]:
@@ -276,12 +285,14 @@ class NoiseFloor(msgspec.Struct, frozen=True):
 def noise_floor(blocks: list[float], candidate: npt.NDArray[np.bool_], position: Floats, multiple: float) -> NoiseFloor:
     """From each block's own percentile: least squares of its logarithm on backend and position; ``multiple`` times
     the standard error that the residuals give to the backend effect. Backend effect and linear order are fitted, so
-    neither is taken for noise. Unknown with fewer than four blocks, or fewer than two of either backend (nothing is
-    left to estimate noise from)."""
+    neither is taken for noise. Unknown without percentiles, with fewer than four blocks, or fewer than two of either
+    backend (nothing is left to estimate noise from)."""
     ours, theirs = int(candidate.sum()), int((~candidate).sum())
-    degrees = len(blocks) - 3
+    degrees = len(candidate) - 3
     if degrees < 1 or min(ours, theirs) < 2:
         return NoiseFloor(None, max(degrees, 0), None, "needs at least four blocks, two of each backend")
+    if not blocks:
+        return NoiseFloor(None, degrees, None, "no turn has a decode rate in every block")
     if not all(np.isfinite(blocks)) or min(blocks) <= 0:
         return NoiseFloor(None, degrees, None, "a block has no finite percentile")
     design = np.column_stack([np.ones(len(blocks)), candidate, position - position.mean()])

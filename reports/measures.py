@@ -5,14 +5,15 @@ Names in the formulas: `due` is when the plan said to send, `sent` when the requ
 tool call, `O` the output tokens (reasoning included), `c1` the tokens of the first chunk, `I` the input tokens.
 Seconds are the client's, times `time_scale` (1 unless an emulator ran faster than the hardware that it stands for).
 
-A request whose status is not ok is +infinity. Null means that an ok request has no such value; those are counted,
-never guessed. A turn recorded without output, for which one token was asked, has no measure per token whatever
-became of it.
+A request whose status is not ok is +infinity. One that is ok with impossible times (IMPOSSIBLE) has no measure at all.
+Null means that an ok request has no such value; those are counted, never guessed. A turn recorded without output, for
+which one token was asked, has no measure per token whatever became of it.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,6 +26,16 @@ KEY = ["session", "play", "stream", "turn"]
 """What a planned turn is known by, in every block."""
 
 INFINITY = float("inf")
+
+_EARLY_NS = 1_000_000
+"""A timer may fire this much early."""
+_IN_ORDER = ("sent_ns", "first_token_ns", "last_token_ns", "end_ns")
+
+IMPOSSIBLE = pl.any_horizontal(
+    pl.col("due_ns") > pl.col("sent_ns") + _EARLY_NS,
+    *((pl.col(a) > pl.col(b)).fill_null(False) for a, b in itertools.combinations(_IN_ORDER, 2)),
+)
+"""Rows whose times no turn can have: not due ≤ sent (to 1 ms) ≤ first ≤ last ≤ end, as far as it has them."""
 
 CountSource = Literal["server", "client", "events"]
 """Whose token counts a backend offers. server: usage or token ids. client: the text, counted with a tokenizer; how many
@@ -50,7 +61,8 @@ def _measure(
 ) -> Callable[[Callable[[], pl.Expr]], Callable[[], pl.Expr]]:
     def register(formula: Callable[[], pl.Expr]) -> Callable[[], pl.Expr]:
         name = formula.__name__
-        column = pl.when(pl.col("status") == "ok").then(formula()).otherwise(pl.lit(INFINITY))
+        possible = pl.when(~pl.col("impossible")).then(formula())
+        column = pl.when(pl.col("status") == "ok").then(possible).otherwise(pl.lit(INFINITY))
         if per_token:
             column = pl.when(~pl.col("zero_output")).then(column)
         text = " ".join(inspect.cleandoc(formula.__doc__ or "").split())
@@ -130,7 +142,8 @@ def e2e_from_sent() -> pl.Expr:
 
 
 def measured(requests: pl.DataFrame, time_scale: float, count_source: CountSource | None) -> pl.DataFrame:
-    """The measured requests (warm-up left out) with `output`, every measure, and `why_no_itl`.
+    """The measured requests (warm-up left out) with `output`, `impossible`, every measure, and
+    `why_no_itl`.
 
     ``count_source`` says whose token counts are used: server's and client's are never mixed in one statistic, so a row
     that has only the other kind has no `output`. A client's count of the text leaves c1 unknown; counts of events are
@@ -145,10 +158,13 @@ def measured(requests: pl.DataFrame, time_scale: float, count_source: CountSourc
         time_scale=pl.lit(time_scale),
         output=pl.when(~pl.col("zero_output")).then(output),
         first_chunk_tokens=first_chunk,
+        impossible=IMPOSSIBLE,
     )
     return frame.with_columns(measure.column for measure in MEASURES.values()).with_columns(
         why_no_itl=pl.when(pl.col("itl").is_null()).then(
-            pl.when(~pl.col("streamed"))
+            pl.when(pl.col("impossible"))
+            .then(pl.lit("impossible times"))
+            .when(~pl.col("streamed"))
             .then(pl.lit("not streamed"))
             .when(pl.col("zero_output"))
             .then(pl.lit("recorded without output"))

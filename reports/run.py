@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,7 +55,7 @@ class LoadedBlock(msgspec.Struct, frozen=True):
     chunks: list[ChunkFile]
     """Per worker."""
     health: list[pl.DataFrame]
-    """Per worker, HealthSample fields as columns, in order of time."""
+    """Per worker, HealthSample fields as columns, in order of time; empty for one that left none."""
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -91,10 +92,14 @@ class _Version(msgspec.Struct):
 
 
 def load(path: Path) -> Run:
-    """Load a run directory. Raises UserError if it is none, is of a newer schema, is damaged in the middle, or holds no
-    finished block."""
+    """Load a run directory. Raises UserError if it is none, is of a newer schema, is damaged in the middle, has an
+    impossible time scale, or holds no finished block."""
     notes: list[str] = []
     manifest = _read(path / "manifest.json", Manifest)
+    if not (math.isfinite(manifest.time_scale) and manifest.time_scale > 0):
+        raise UserError(
+            f"{path}/manifest.json has time_scale {manifest.time_scale:g}, which no clock has: it must be above 0"
+        )
     plan = _read(path / "plan.json", Plan)
     digests = {"plan.json": manifest.plan_digest, "sessions.jsonl": plan.sessions_digest}
     changed = [name for name, digest in digests.items() if _sha256(path / name) != digest]
@@ -162,7 +167,9 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
         worker = file.name.split(".")[0]
         file_of_chunks = _chunk_file(folder / f"{worker}.chunks.bin")
         frame = _read_frame(file, RequestRecord, notes)
-        within = pl.col("chunk_start") + pl.col("chunk_count") <= file_of_chunks.records
+        within = (pl.col("chunk_start") >= 0) & (
+            pl.col("chunk_start") + pl.col("chunk_count") <= file_of_chunks.records
+        )
         kept = frame.filter(within)
         if len(kept) < len(frame):
             notes.append(
@@ -170,11 +177,11 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
             )
         frames.append(kept.with_columns(file=pl.lit(len(chunks), pl.Int64)))
         chunks.append(file_of_chunks)
-        if (samples := folder / f"{worker}.health.jsonl").exists():
-            health.append(_read_frame(samples, HealthSample, notes).sort("t_ns"))
+        samples = folder / f"{worker}.health.jsonl"
+        health.append(_read_frame(samples, HealthSample, notes) if samples.exists() else _frame([], HealthSample))
     requests = pl.concat(frames) if frames else _frame([], RequestRecord).with_columns(file=pl.lit(0, pl.Int64))
     requests = requests.sort("session", "play", "stream", "turn", "phase", "end_ns", "request_id")
-    return LoadedBlock(block, folder.name, folder, requests, chunks, health)
+    return LoadedBlock(block, folder.name, folder, requests, chunks, [samples.sort("t_ns") for samples in health])
 
 
 def _chunk_file(path: Path) -> ChunkFile:

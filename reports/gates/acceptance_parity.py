@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.gates.gate import Evidence, Gate, passing
+from reports.gates.gate import Evidence, Gate, none_completed, passing
 
 
 def judge(evidence: Evidence) -> Gate:
@@ -19,8 +19,9 @@ def judge(evidence: Evidence) -> Gate:
         number=difference,
         limit=limit,
         unit="share",
-        explanation="No turn with several chunks and known token counts."
+        explanation=(none_completed(evidence) or "No turn has several chunks and known token counts.")
         if difference is None
-        else f"Relative difference in tokens per chunk, {baseline:.3f} against {candidate:.3f}."
+        else f"Tokens per chunk: {evidence.names[0]} {baseline:.3f}, {evidence.names[1]} {candidate:.3f}, "
+        f"{difference:.1%} apart."
         + ("" if difference <= limit else " Not a backend effect: the drafts accepted differ."),
     )

@@ -26,6 +26,13 @@ def judge(evidence: Evidence) -> Gate:
         number=imbalance,
         limit=0,
         unit="blocks",
-        explanation=f"Order of finished blocks: {order} (A {baseline}, B {candidate}); at least two of each, "
-        "at the same mean position.",
+        explanation=f"Order of finished blocks: {order or 'none'} (A {baseline}, B {candidate}): "
+        + (
+            f"{baseline} has {len(places[baseline])}, {candidate} {len(places[candidate])}. "
+            if not both or imbalance is None
+            else f"{candidate} comes {abs(imbalance):g} {'later' if imbalance > 0 else 'earlier'} on average. "
+            if abs(imbalance) >= 1e-9
+            else "balanced. "
+        )
+        + "There must be at least two of each, at the same mean position.",
     )

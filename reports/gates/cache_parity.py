@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from reports.gates.gate import Evidence, Gate, passing
+from reports.gates.gate import Evidence, Gate, none_completed, passing
 
 
 def judge(evidence: Evidence) -> Gate:
@@ -35,7 +35,8 @@ def judge(evidence: Evidence) -> Gate:
             )
     difference = abs(rates[0] - rates[1]) if len(rates) == 2 else None
     if difference is not None and difference > thresholds.hit_rate_difference:
-        problems.append("hit rates differ: a cheaper prefill, not the decode path, may explain the effect")
+        told = " against ".join(f"{rate:.1%} of {name}" for name, rate in zip(evidence.names, rates, strict=True))
+        problems.append(f"hit rates differ, {told}: a cheaper prefill, not the decode path, may explain the effect")
     if difference is None and not problems:
         return Gate(
             id="cache_parity",
@@ -45,7 +46,8 @@ def judge(evidence: Evidence) -> Gate:
             number=None,
             limit=thresholds.hit_rate_difference,
             unit="share",
-            explanation="Not both servers report cached tokens (vLLM: --enable-prompt-tokens-details).",
+            explanation=none_completed(evidence)
+            or "Not both servers report cached tokens (vLLM: --enable-prompt-tokens-details).",
             numbers=numbers,
         )
     return Gate(
@@ -56,9 +58,13 @@ def judge(evidence: Evidence) -> Gate:
         number=difference,
         limit=thresholds.hit_rate_difference,
         unit="share",
-        explanation=("; ".join(problems) or "hit rates agree and first turns found an empty cache").capitalize() + ".",
+        explanation=_sentence("; ".join(problems) or "hit rates agree and first turns found an empty cache"),
         numbers=numbers,
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _share(part: pl.Series, whole: pl.Series) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from reports.blocks import failed
+import polars as pl
+
+from reports.blocks import counted, failed
 from reports.gates.gate import Evidence, Gate, passing
 
 
@@ -12,9 +14,23 @@ def judge(evidence: Evidence) -> Gate:
     thresholds = evidence.thresholds
     bad = failed(evidence.run.plan)
     rates: dict[str, float | None] = {}
+    found: list[str] = []
     for name in evidence.names:
         rows = evidence.of(name)
         rates[name] = len(rows.filter(bad)) / len(rows) if len(rows) else None
+        classes = counted(rows.filter(bad), pl.coalesce("error", "status"))
+        if not len(rows):
+            found.append(f"{name} sent no turn")
+        elif classes:
+            error, count = next(iter(classes.items()))
+            failures = sum(classes.values())
+            found.append(
+                f"{name} failed {failures:,} of {len(rows):,} turns ({failures / len(rows):.1%}), "
+                + (f"all by {error}" if count == failures else f"most often by {error} ({count:,} x)")
+            )
+        else:
+            found.append(f"{name} failed none of {len(rows):,}")
+    found.sort(key=lambda told: " none of " in told)
     known = [rate for rate in rates.values() if rate is not None]
     worst, difference = max(known, default=1.0), (abs(known[0] - known[1]) if len(known) == 2 else None)
     good = difference is not None and worst <= thresholds.error_rate and difference <= thresholds.error_rate_difference
@@ -25,7 +41,8 @@ def judge(evidence: Evidence) -> Gate:
         number=worst,
         limit=thresholds.error_rate,
         unit="share",
-        explanation="Worst backend's share of turns that were not ok; the two may differ by "
+        explanation=("" if good else "; ".join(found) + ". ")
+        + "Worst backend's share of turns that were not ok; the two may differ by "
         f"{thresholds.error_rate_difference:.0%} at most, since a server that refuses load looks faster.",
         numbers={**rates, "difference": difference},
     )

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import polars as pl
 
-from reports.blocks import BlockSummary
+from reports.blocks import BlockSummary, counted
 from reports.intervals import Effect, Estimate, NoiseFloor
 from reports.measures import CountSource
 from reports.pairs import Pairs
@@ -73,7 +73,7 @@ class Evidence(msgspec.Struct, frozen=True):
     thresholds: Thresholds
     requests: pl.DataFrame
     """Measured turns of every finished block, as reports.measures.measured gives them, with `block` (0, 1, ... in
-    measured order), `backend`, `candidate` (bool) and `session_index`."""
+    measured order), `backend`, `candidate` (bool) and `session_index`. Each turn is there once."""
     pairs: Pairs
     blocks: list[BlockSummary]
     interactivity: Effect | None
@@ -114,6 +114,34 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """A gate of several tests: each with its value against its limit. They are shown instead of ``numbers``."""
     problems: list[str] = []
     """Those that fail, as reasons, with what to do about it; where there are none, the explanation is the reason."""
+
+
+def none_completed(evidence: Evidence) -> str:
+    """Why no turn completed in every block, in a sentence; empty if one did."""
+    for name in evidence.names:
+        rows = evidence.of(name)
+        if not any(block.backend == name for block in evidence.blocks):
+            return f"{name} has no finished block."
+        failures = counted(rows.filter(pl.col("status") != "ok"), pl.coalesce("error", "status"))
+        if len(rows) == sum(failures.values()):
+            most = f", most often by {next(iter(failures))}" if failures else ""
+            return f"None of {len(rows):,} turns of {name} completed{most}."
+    return "" if evidence.pairs.count else "No turn completed in every block of both backends."
+
+
+def why_nothing(evidence: Evidence) -> str:
+    """Why no turn has a decode rate in every block, with what their turns lack."""
+    if none := none_completed(evidence):
+        return none
+    pairs, lacking = evidence.pairs, []
+    for name in evidence.names:
+        ok = evidence.of(name).filter(pl.col("status") == "ok")
+        without = counted(ok.filter(pl.col("itl").is_null()), pl.col("why_no_itl"))
+        lacking += [f"{name} {why} ({count:,} of {len(ok):,} completed)" for why, count in list(without.items())[:2]]
+    return (
+        f"{pairs.with_itl:,} of {pairs.count:,} turns that completed in every block have a measurable decode rate in "
+        f"all of them: {', '.join(lacking)}."
+    )
 
 
 Judge = Callable[[Evidence], Gate]

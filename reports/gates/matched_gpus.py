@@ -17,5 +17,6 @@ def judge(evidence: Evidence) -> Gate:
         unit="",
         explanation="Same count, kind and layout, as declared."
         if manifest.matched_gpus
-        else f"Not matched: does not isolate the decode path. {'; '.join(manifest.unmatched_reasons)}",
+        else f"{'; '.join(manifest.unmatched_reasons) or 'Not the same'}. Not matched: does not isolate the decode "
+        "path.",
     )

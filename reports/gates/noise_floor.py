@@ -37,9 +37,14 @@ def judge(evidence: Evidence) -> Gate:
         unit="share",
         number_is="effect",
         limit_is="floor",
-        explanation="The effect must be larger than the floor: "
+        explanation=(
+            f"An effect of {math.expm1(size):.2%} lies below the floor of {noise.relative:.2%}: measure more blocks. "
+            if below and size is not None
+            else ""
+        )
+        + "The effect must be larger than the floor: "
         f"{evidence.thresholds.noise_multiple:g} standard errors of block-to-block noise "
         f"({noise.degrees} {'degree' if noise.degrees == 1 else 'degrees'} of freedom), backend and linear order "
-        "removed." + (" It is not: measure more blocks." if below else ""),
+        "removed.",
         numbers={"drift per block": noise.drift_per_block},
     )

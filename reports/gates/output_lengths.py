@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from reports.gates.gate import Evidence, Gate, passing
+from reports.gates.gate import Evidence, Gate, none_completed, passing
 from reports.measures import KEY
 
 
@@ -22,7 +22,8 @@ def judge(evidence: Evidence) -> Gate:
     )
     baseline, candidate = (by_turn.drop_nulls()[name] for name in evidence.names)
     total = float(baseline.sum())
-    difference = abs(float(candidate.sum()) / total - 1) if total else None
+    change = float(candidate.sum()) / total - 1 if total else None
+    difference = abs(change) if change is not None else None
     return Gate(
         id="output_lengths",
         title="Output lengths",
@@ -30,9 +31,14 @@ def judge(evidence: Evidence) -> Gate:
         number=difference,
         limit=limit,
         unit="share",
-        explanation="No pair has output tokens counted in every block."
-        if difference is None
-        else "Relative difference of output tokens over pairs."
-        + ("" if difference <= limit else " The backends did not do the same work: fix the output length."),
+        explanation=(none_completed(evidence) or "No pair has output tokens counted in every block.")
+        if change is None
+        else (
+            f"{evidence.names[1]} answered {abs(change):.1%} {'longer' if change > 0 else 'shorter'} than "
+            f"{evidence.names[0]}: not the same work; fix the output length. "
+            if abs(change) > limit
+            else ""
+        )
+        + "Relative difference of output tokens over pairs.",
         numbers={"mean difference in a turn": float((candidate - baseline).abs().sum()) / total if total else None},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from reports.gates.gate import Evidence, Gate, passing
+from reports.gates.gate import Evidence, Gate, none_completed, passing
 
 
 def judge(evidence: Evidence) -> Gate:
@@ -26,8 +26,13 @@ def judge(evidence: Evidence) -> Gate:
         number=max(known_off, default=None),
         limit=limit,
         unit="share",
-        explanation="P99 of the difference between the server's prompt tokens and the plan, the worse backend."
+        explanation=(f"Off by more than planned: {_listed(off, limit)}. " if max(known_off) > limit else "")
+        + "P99 of the difference between the server's prompt tokens and the plan, the worse backend."
         if len(known_off) == 2
-        else "Not both servers report prompt tokens.",
+        else none_completed(evidence) or "Not both servers report prompt tokens.",
         numbers=off,
     )
+
+
+def _listed(off: dict[str, float | None], limit: float) -> str:
+    return ", ".join(f"{name} {value:.2%}" for name, value in off.items() if value is not None and value > limit)

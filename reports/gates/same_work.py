@@ -23,9 +23,12 @@ def judge(evidence: Evidence) -> Gate:
         number=different if len(compared) else None,
         limit=0,
         unit="turns",
-        explanation=f"{different} of {len(compared)} turns sent in several blocks differ in prompt digest or asked "
-        "lengths."
-        + "".join(
-            f" {name} is not the file whose digest was recorded: what was planned is unknown." for name in changed
+        explanation="".join(
+            f"{name} is not the file whose digest was recorded: what was planned is unknown. " for name in changed
+        )
+        + (
+            f"{different} of {len(compared)} turns sent in several blocks differ in prompt digest or asked lengths."
+            if len(compared)
+            else "No turn was sent in two blocks."
         ),
     )

@@ -24,8 +24,17 @@ def judge(evidence: Evidence) -> Gate:
         number=worst,
         limit=limit,
         unit="s",
-        explanation="Longest stretch with requests in flight and no token arriving. Limit: the larger of "
-        f"{thresholds.silence_s:g} s and {thresholds.silence_ttfts:g} times the median TTFT."
-        + ("" if worst <= limit else " The server stood still."),
+        explanation=(
+            ""
+            if worst <= limit
+            else "; ".join(
+                f"{name}: no token for {seconds:.3g} s with requests in flight"
+                for name, seconds in longest.items()
+                if seconds is not None and seconds > limit
+            )
+            + ". The server stood still. "
+        )
+        + "Longest stretch with requests in flight and no token arriving. Limit: the larger of "
+        f"{thresholds.silence_s:g} s and {thresholds.silence_ttfts:g} times the median TTFT.",
         numbers={f"{name}: longest, s": seconds for name, seconds in longest.items()},
     )

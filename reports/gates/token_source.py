@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from reports.gates.gate import Evidence, Gate, passing
+from reports.measures import CountSource
 
 
 def judge(evidence: Evidence) -> Gate:
@@ -29,13 +30,24 @@ def judge(evidence: Evidence) -> Gate:
         number=difference,
         limit=limit,
         unit="share",
-        explanation=f"Counts by {described}. Number: difference in the share of turns without an exact count per "
-        "chunk. Server and client counts are never compared with one another."
-        + (
-            " One for each event is no count of tokens: let the server report usage (stream_options.include_usage), or "
-            "give the client a tokenizer."
-            if events
-            else ""
-        ),
+        explanation=_found(sources, loose, difference, limit)
+        + f"Counts by {described}. Number: difference in the share of turns without an exact count per "
+        "chunk. Server and client counts are never compared with one another.",
         numbers={f"{name}: not exact": share for name, share in loose.items()},
     )
+
+
+def _found(
+    sources: dict[str, CountSource | None], loose: dict[str, float], difference: float | None, limit: float
+) -> str:
+    """What is wrong, as whole sentences; empty if nothing is."""
+    if events := [name for name, source in sources.items() if source == "events"]:
+        return (
+            f"{' and '.join(events)}: one for each event is no count of tokens; let the server report usage "
+            "(stream_options.include_usage), or give the client a tokenizer. "
+        )
+    if missing := [name for name in sources if name not in loose]:
+        return f"No turn of {' or '.join(missing)} completed with an output to count. "
+    if difference is not None and difference > limit:
+        return "Turns without an exact count: " + ", ".join(f"{n} {share:.1%}" for n, share in loose.items()) + ". "
+    return ""

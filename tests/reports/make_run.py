@@ -68,6 +68,18 @@ def request(
     return msgspec.structs.replace(record, **changes), chunks
 
 
+def agreeing(record: RequestRecord, chunks: Chunks) -> Chunks:
+    """The chunks, changed to the record's first and last time and its count of tokens."""
+    first, last, tokens = record.first_token_ns, record.last_token_ns, record.output_tokens
+    if first is None or last is None:
+        return chunks
+    if tokens is not None:
+        while len(chunks) > 1 and sum(count for _, count in chunks) > tokens:
+            chunks = chunks[:-1]
+        chunks = [*chunks[:-1], (last, tokens - sum(count for _, count in chunks[:-1]))]
+    return [(first, chunks[0][1]), *chunks[1:-1], (last, chunks[-1][1])] if len(chunks) > 1 else chunks
+
+
 def failed(record: RequestRecord, error: str = "http 503", **changes: Any) -> RequestRecord:
     """The same turn, refused."""
     empty = dict.fromkeys(
@@ -207,7 +219,7 @@ def make_run(
                 at = record.end_ns + 100 * MS
                 written = change(index, name, record) if change else record
                 if written is not None:
-                    rows.append((written, chunks))
+                    rows.append((written, agreeing(written, chunks) if change else chunks))
         steps = None
         if specialised_share is not None:
             mine = specialised_share if name == CANDIDATE else 0.0

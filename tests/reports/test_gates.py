@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
-from replay.records import Backend, Block, Gpus, RequestRecord
+from replay.records import CHUNK, Backend, Block, Gpus, RequestRecord
+from reports import chunks
 from reports.analysis import Analysis, analyse
 from reports.cli import report
 from reports.conclusion import conclude
 from reports.gates.gate import Gate, Thresholds
 from reports.intervals import Effect, Estimate
 from reports.render import html, markdown
+from reports.render import json as as_json
 from tests.reports.make_run import BASELINE, CANDIDATE, MS, failed, make_run
 
 Record = RequestRecord
@@ -68,11 +72,18 @@ def answers_in_one_chunk(backends: set[str]) -> Any:
 def one_token(_: int, __: str, record: Record) -> Record:
     if record.turn:
         return record
-    return replace(record, asked_output=1, output_tokens=1, first_chunk_tokens=1, zero_output=True)
+    one = {"asked_output": 1, "output_tokens": 1, "first_chunk_tokens": 1, "zero_output": True}
+    return replace(record, last_token_ns=record.first_token_ns, **one)
 
 
 def counts_events(_: int, __: str, record: Record) -> Record:
     return replace(record, output_tokens=None, output_tokens_client=record.output_tokens, token_source="estimated")
+
+
+def fails_in_two_ways(block: int, backend: str, record: Record) -> Record:
+    if backend != CANDIDATE or record.turn != 4:
+        return record
+    return failed(record, "http 503" if block == 2 or record.session < "s02" else "stalled")
 
 
 def gets_further(_: int, backend: str, record: Record) -> Record | None:
@@ -224,7 +235,7 @@ def test_a_backend_does_not_drop_out_of_its_own_headline(tmp_path: Path) -> None
         f"{BASELINE}: ok without a decode rate": 0.0,
         f"{CANDIDATE}: ok without a decode rate": pytest.approx(0.2),
     }
-    assert "drops out" in coverage.explanation
+    assert coverage.explanation.startswith(f"{CANDIDATE}: ok without a decode rate 20.0%, {BASELINE} 0.0%.")
 
 
 def test_slower_backend_sets_what_a_timed_run_must_cover(tmp_path: Path) -> None:
@@ -293,7 +304,8 @@ def test_noise_floor_fails_an_effect_that_lies_below_it(tmp_path: Path) -> None:
         assert record.last_token_ns is not None
         slower = 1.06 if block in (1, 3) else 1.0
         span = (record.last_token_ns - record.first_token_ns) * slower
-        return replace(record, last_token_ns=record.first_token_ns + int(span))
+        last = record.first_token_ns + int(span)
+        return replace(record, last_token_ns=last, end_ns=last + MS)
 
     found = judged(tmp_path, ratio=1.02, noise=0.0005, change=uneven)
     assert gate(found, "noise_floor").status == "fail"
@@ -391,7 +403,8 @@ def test_same_figures_in_all_sessions_make_no_interval_and_no_conclusion(tmp_pat
         assert record.first_token_ns is not None
         assert record.output_tokens is not None
         each = 10 * MS if backend == BASELINE else 8 * MS
-        return replace(record, last_token_ns=record.first_token_ns + (record.output_tokens - 1) * each)
+        last = record.first_token_ns + (record.output_tokens - 1) * each
+        return replace(record, last_token_ns=last, end_ns=last + MS)
 
     found = judged(tmp_path, change=constant, turns=1)
     assert found.headlines[0].effect is not None
@@ -400,6 +413,190 @@ def test_same_figures_in_all_sessions_make_no_interval_and_no_conclusion(tmp_pat
     assert "no variation" in ratio.reason
     assert found.conclusion.outcome == "INCONCLUSIVE"
     assert "no variation" in " ".join(found.conclusion.reasons)
+
+
+def on_two_turns(**shift_ns: int) -> Any:
+    """Times of turn 2 of two sessions of one candidate block, shifted."""
+
+    def change(block: int, _: str, record: Record) -> Record:
+        if block != 2 or record.turn != 2 or record.session not in ("s01", "s03"):
+            return record
+        return replace(record, **{name: getattr(record, name) + by for name, by in shift_ns.items()})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "shift",
+    [
+        {"due_ns": 2 * MS},
+        {"sent_ns": 200 * MS},
+        {"first_token_ns": -200 * MS},
+        {"first_token_ns": 5000 * MS},
+        {"last_token_ns": 5000 * MS},
+        {"last_token_ns": -5000 * MS},
+        {"end_ns": -900 * MS},
+    ],
+)
+def test_impossible_times_are_left_out_of_speed_and_fail(tmp_path: Path, shift: dict[str, int]) -> None:
+    found = judged(tmp_path, change=on_two_turns(**shift))
+    assert [block.impossible for block in found.blocks] == [0, 2, 0, 0]
+    accounted = gate(found, "turns_accounted")
+    assert (accounted.status, accounted.number) == ("fail", 2)
+    assert accounted.explanation.startswith("02-candidate: 2 turns with times in an impossible order")
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+    assert found.backends[1].without_itl == {"impossible times": 2}
+    assert found.pairs.with_itl == 28
+    counts = {row.measure: (row.baseline.n, row.candidate.n) for row in found.rows if row.measure != "chunk_gap"}
+    assert set(counts.values()) == {(60, 58)}
+    html.render([found])
+
+
+def test_a_timer_may_fire_a_millisecond_early(tmp_path: Path) -> None:
+    found = judged(tmp_path, change=on_two_turns(due_ns=MS))
+    assert gate(found, "turns_accounted").status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("place", "field", "by"), [(0, "t_ns", -1), (-1, "t_ns", 1), (5, "tokens", 1), (0, "tokens", -1), (5, "t_ns", 1)]
+)
+def test_chunks_that_are_not_those_of_their_row_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: int, field: str, by: int
+) -> None:
+    monkeypatch.setattr(chunks, "_SLAB", 100)  # several slabs
+    make_run(tmp_path, sessions=6, turns=5, workers=2)
+    file = tmp_path / "blocks" / "03-candidate" / "w1.chunks.bin"
+    row = [json.loads(line) for line in file.with_name("w1.requests.jsonl").open()][3]
+    records = np.fromfile(file, CHUNK)
+    records[field][row["chunk_start"] + (place if place >= 0 else row["chunk_count"] - 1)] += by
+    records.tofile(file)
+    found = analyse(tmp_path)
+    inner = (place, field) == (5, "t_ns")  # neither first nor last: nothing to hold it against
+    assert [block.chunks_disagree for block in found.blocks] == [0, 0, 0 if inner else 1, 0]
+    accounted = gate(found, "turns_accounted")
+    assert accounted.status == ("pass" if inner else "fail")
+    assert inner or accounted.explanation.startswith("03-candidate: 1 turn whose chunk times or tokens are not")
+
+
+def test_estimated_tokens_of_chunks_need_not_add_up(tmp_path: Path) -> None:
+    make_run(tmp_path, sessions=6, turns=5, change=on_candidate(token_source="estimated"))
+    file = tmp_path / "blocks" / "03-candidate" / "w0.chunks.bin"
+    records = np.fromfile(file, CHUNK)
+    records["tokens"][5] += 3
+    records.tofile(file)
+    assert gate(analyse(tmp_path), "turns_accounted").status == "pass"
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_client_health_is_unknown_if_one_worker_left_no_sample(tmp_path: Path, missing: bool) -> None:
+    make_run(tmp_path, sessions=6, turns=12, workers=2)
+    assert gate(analyse(tmp_path), "client_health").status == "pass"
+    file = tmp_path / "blocks" / "02-candidate" / "w1.health.jsonl"
+    if missing:
+        file.unlink()
+    else:
+        file.write_bytes(b"")
+    found = analyse(tmp_path)
+    health = gate(found, "client_health")
+    assert health.status == "unknown"
+    assert "No health sample of 02-candidate/w1" in health.explanation
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+    html.render([found])
+
+
+def test_a_worker_that_measured_for_less_than_three_seconds_owes_no_sample(tmp_path: Path) -> None:
+    make_run(tmp_path, sessions=6, turns=5, workers=2)
+    (tmp_path / "blocks" / "02-candidate" / "w1.health.jsonl").write_bytes(b"")
+    assert gate(analyse(tmp_path), "client_health").status == "pass"
+
+
+def all_in_one_read(_: int, __: str, record: Record) -> Record:
+    return replace(record, last_token_ns=record.first_token_ns)
+
+
+@pytest.mark.filterwarnings("error")
+def test_completed_turns_without_a_decode_rate_are_called_so(tmp_path: Path) -> None:
+    found = judged(tmp_path, change=all_in_one_read)
+    first = found.conclusion.reasons[1]  # after the one about deployments
+    assert "0 of 30 turns that completed in every block have a measurable decode rate in all of them" in first
+    assert f"{BASELINE} all output at one instant (60 of 60 completed)" in first
+    assert "No turn completed" not in " ".join(found.conclusion.reasons)
+    assert gate(found, "noise_floor").explanation == "Unknown: no turn has a decode rate in every block."
+    assert gate(found, "client_health").status == "pass"
+    strict = as_json.render([found])
+    assert "the baseline's figure is 0" in strict  # TPOT by the n-1 rule: 0 over 0
+    html.render([found])
+
+
+def test_texts_name_the_real_cause_when_nothing_completed(tmp_path: Path) -> None:
+    def refuse(_: int, backend: str, record: Record) -> Record:
+        return failed(record) if backend == CANDIDATE else record
+
+    found = judged(tmp_path, change=refuse)
+    why = f"None of 60 turns of {CANDIDATE} completed"
+    assert f"There is nothing to compare. {why}, most often by http 503." in found.conclusion.reasons
+    for name in ("prompt_length", "output_lengths", "cache_parity", "acceptance_parity"):
+        assert gate(found, name).explanation.startswith(why)
+    one = judged(tmp_path / "one", order="AA")
+    assert f"There is nothing to compare. {CANDIDATE} has no finished block." in one.conclusion.reasons
+
+
+def test_client_health_names_what_is_missing(tmp_path: Path) -> None:
+    everything = judged(tmp_path / "a", change=lambda _, __, record: failed(record))
+    assert "None of 60 turns of baseline completed" in gate(everything, "client_health").explanation
+    whole = judged(tmp_path / "b", change=lambda _, __, record: replace(record, streamed=False))
+    assert "No completed turn was streamed" in gate(whole, "client_health").explanation
+    retried = judged(tmp_path / "c", change=lambda _, __, record: replace(record, attempts=2))
+    assert "at its first attempt" in gate(retried, "client_health").explanation
+    make_run(tmp_path / "d", sessions=6, turns=5)
+    for file in (tmp_path / "d").glob("blocks/*/w0.health.jsonl"):
+        file.unlink()
+    assert "No worker left a health sample" in gate(analyse(tmp_path / "d"), "client_health").explanation
+
+
+@pytest.mark.parametrize(
+    ("name", "finding", "options"),
+    [
+        (
+            "error_rate",
+            "candidate failed 12 of 60 turns (20.0%), most often by http 503 (8 x); baseline failed none of 60.",
+            {"change": fails_in_two_ways},
+        ),
+        (
+            "acceptance_parity",
+            "Tokens per chunk: baseline 1.971, candidate 2.929, 48.6% apart.",
+            {"per_chunk": {CANDIDATE: 3, BASELINE: 2}},
+        ),
+        ("balanced_order", "Order of finished blocks: A B (A baseline, B candidate): baseline has 1", {"order": "AB"}),
+        (
+            "balanced_order",
+            "Order of finished blocks: A B A B (A baseline, B candidate): candidate comes 1 later",
+            {"order": "ABAB"},
+        ),
+        (
+            "output_lengths",
+            "candidate answered 14.3% shorter than baseline",
+            {"change": on_candidate(output_tokens=36)},
+        ),
+        (
+            "prompt_length",
+            "Off by more than planned: candidate 2.00%.",
+            {"change": on_candidate(input_tokens=1020, asked_input=1000)},
+        ),
+        ("cache_parity", "Hit rates differ, 70.0% of baseline against 0.0% of candidate", {"change": cold_cache}),
+        (
+            "token_source",
+            "Turns without an exact count: baseline 0.0%, candidate 100.0%.",
+            {"change": on_candidate(token_source="estimated")},
+        ),
+        ("token_source", "baseline and candidate: one for each event is no count", {"change": counts_events}),
+        ("matched_gpus", "16 against 8 GPUs.", {"matched_gpus": False, "unmatched_reasons": ["16 against 8 GPUs"]}),
+    ],
+)
+def test_failed_gates_lead_with_the_finding(tmp_path: Path, name: str, finding: str, options: dict[str, Any]) -> None:
+    found = gate(judged(tmp_path, **options), name)
+    assert found.status == "fail"
+    assert found.explanation.startswith(finding)
 
 
 def test_conclusion_without_a_ratio() -> None:

@@ -157,6 +157,27 @@ def test_ratio_does_not_depend_on_the_unit(scale: float) -> None:
     assert of(scale).ratio.low == pytest.approx(of(1).ratio.low)
 
 
+@pytest.mark.filterwarnings("error")
+def test_figures_of_zero_make_no_ratio_and_no_warning() -> None:
+    session, weights = np.repeat(np.arange(4), 20), resample(4, 50)
+    values = np.zeros((4, 80))
+    candidate = np.array([False, True, True, False])
+    for rate in (False, True):
+        (found,) = effects(values, session, candidate, weights, [0.9], rate=rate)
+        assert found.ratio.value is None
+        assert found.ratio.reason
+        assert all(math.isfinite(value) for value in found.blocks)
+    values[candidate] = 1.0
+    (found,) = effects(values, session, candidate, weights, [0.9])
+    assert (found.ratio.value, found.candidate.value, found.baseline.value) == (None, 1.0, 0.0)
+    assert "baseline's figure is 0" in found.ratio.reason
+
+
+def test_without_percentiles_the_noise_floor_says_so() -> None:
+    found = noise_floor([], np.array([False, True, True, False]), np.arange(4.0), 2)
+    assert (found.relative, found.reason) == (None, "no turn has a decode rate in every block")
+
+
 ABBA = np.array([False, True, True, False])
 POSITIONS = np.arange(1.0, 5.0)
 

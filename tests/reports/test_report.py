@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import os
 import random
 from html.parser import HTMLParser
 from pathlib import Path
@@ -103,6 +105,47 @@ def test_exit_code_zero_when_it_can_be_concluded(tmp_path: Path, capsys: pytest.
     assert "candidate faster" in shown
     assert "report.html" in shown
     strict((run / "report.json").read_text())
+
+
+def test_the_conclusion_comes_first_and_the_page_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small(tmp_path)
+
+    def abort(_: object) -> str:
+        assert "candidate faster" in capsys.readouterr().out
+        raise SystemExit("the chart engine aborted")
+
+    monkeypatch.setattr(html, "render", abort)
+    with pytest.raises(SystemExit):
+        report(run)
+    strict((run / "report.json").read_text())
+    assert "candidate faster" in (run / "report.md").read_text()
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("when", ["write", "replace", "folder"])
+def test_a_full_disk_costs_no_conclusion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    run, output = small(tmp_path / "run"), tmp_path / "out"
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        if when == "write":
+            with path.open("w") as file:
+                file.write("{")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if when == "folder":
+        output.write_text("a file, no folder")
+    else:
+        monkeypatch.setattr(*((Path, "write_text") if when == "write" else (os, "replace")), full)
+    with pytest.raises(
+        UserError, match=r"report\.json cannot be written: .*conclusion is printed.*--output names another"
+    ):
+        report(run, output=output)
+    assert "candidate faster" in capsys.readouterr().out
+    assert when == "folder" or list(output.iterdir()) == []
 
 
 def test_json_reads_back_as_the_analysis(tmp_path: Path) -> None:

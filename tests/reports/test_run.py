@@ -125,5 +125,17 @@ def test_turn_recorded_twice_counts_once(tmp_path: Path) -> None:
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join([*lines, lines[0]]))
     found = analyse(tmp_path)
-    assert found.blocks[0].sent == 12
-    assert any("recorded twice" in note for note in found.notes)
+    assert (found.blocks[0].sent, found.blocks[0].recorded_twice) == (12, 1)
+    accounted = next(gate for gate in found.gates if gate.id == "turns_accounted")
+    assert (accounted.status, accounted.number) == ("fail", 1)
+    assert accounted.explanation.startswith("01-baseline: 1 turn recorded more than once")
+    assert found.conclusion.outcome == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize("scale", ["0.0", "-2.0", "-0.0", "1e999", "NaN"])
+def test_a_time_scale_that_no_clock_has_is_refused(tmp_path: Path, scale: str) -> None:
+    small(tmp_path, time_scale=2.0)
+    file = tmp_path / "manifest.json"
+    file.write_bytes(file.read_bytes().replace(b'"time_scale":2.0', f'"time_scale":{scale}'.encode()))
+    with pytest.raises(UserError, match=r"manifest\.json (has time_scale|is damaged)"):
+        load(tmp_path)
