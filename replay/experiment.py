@@ -35,7 +35,7 @@ class _Model(BaseModel):
 
 
 class Synthetic(_Model):
-    """A generated workload (decodegate workload generate has the same settings)."""
+    """A generated workload: the settings of decodegate workload generate that matter most here."""
 
     sessions: int = Field(24, ge=1)
     """Number of sessions."""

@@ -40,11 +40,6 @@ def svg(chart: Chart) -> str:
     return str(drawn)
 
 
-def png(chart: Chart, scale: float = 2.0) -> bytes:
-    """The chart as a PNG file."""
-    return bytes(vl_convert.vegalite_to_png(_spec(chart), scale=scale))
-
-
 def page(title: str, statistics: Statistics, tables: str) -> str:
     """A self-contained HTML page: the charts, then ``tables`` (HTML) below them."""
     figures = "\n".join(
