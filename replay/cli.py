@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from replay import backends, gpus, host
 from replay.compare import block_order, make_plan, plan_summary, resume_run, run_blocks, start_run
@@ -150,7 +150,7 @@ def showing(console: Console) -> Iterator[Tell]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=False) as progress:
-        bars: dict[int, object] = {}
+        bars: dict[int, TaskID] = {}
 
         def tell(event: Event) -> None:
             if event.text:
@@ -162,7 +162,7 @@ def showing(console: Console) -> Iterator[Tell]:
                     f"block {event.block}/{event.blocks} {event.backend}", total=event.planned, state=""
                 )
             progress.update(
-                bars[event.block],  # type: ignore[arg-type]
+                bars[event.block],
                 completed=event.counts.ended,
                 state=f"{event.in_flight} in flight, {event.counts.failed} failed",
             )
