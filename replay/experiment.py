@@ -201,15 +201,43 @@ class Emulator(_Model):
     """Named faults to switch on: decodegate emulate --help."""
 
 
+class Serve(_Model):
+    """Start a server for this backend, and stop it."""
+
+    command: list[str] | str
+    """The words of a vllm serve command, as a list or as one text: [vllm, serve, /models/kimi-k3]."""
+    options: dict[str, Any] = {}
+    """Further options by name: a value becomes --name value, true --name, false --no-name, a map JSON, a list several
+    words."""
+    env: dict[str, str] = {}
+    """Environment added to decodegate's own; ${NAME} is taken from it."""
+    devices: list[int] | None = None
+    """GPUs by index, as CUDA_VISIBLE_DEVICES. Left out: what the environment says."""
+    host: str = "127.0.0.1"
+    """Address of this host that the server listens on."""
+    port: int | None = Field(None, ge=1, le=65535)
+    """Left out: a free one."""
+    ready_s: float = Field(7200, gt=0)
+    """Longest time until its first token: a checkpoint of 1.5 TB takes its time."""
+    stop_s: float = Field(60, gt=0)
+    """Time to end by itself before it is killed."""
+    instrument: bool = True
+    """Add what shows the decode path: decodegate's step log (a vLLM plugin), --cudagraph-metrics and
+    --enable-prompt-tokens-details. Off for servers that do not know these."""
+
+
 class Backend(_Model):
-    """One backend: a running server (url) or the embedded emulator."""
+    """One backend: a running server (url), one that is started for the comparison (serve), or the embedded emulator."""
 
     url: str | None = None
     """Base URL of a running server, without /v1."""
+    serve: Serve | None = None
+    """See Serve."""
     emulator: Emulator | None = None
     """See Emulator."""
     decode_backend: Literal["auto", "latency_specialized"] = "auto"
-    """vLLM's additional_config.decode_backend of this server, as you started it."""
+    """vLLM's additional_config.decode_backend of this server: with url as you started it, with serve it is added to the
+    command."""
     model: str | None = None
     """Model name as served here, if it differs from the experiment's."""
     headers: dict[str, str] = {}
@@ -217,11 +245,13 @@ class Backend(_Model):
     Values are kept out of the run directory."""
     gpus: Gpus | None = None
     """GPUs that serve it."""
+    price_per_gpu_hour: float | None = Field(None, gt=0)
+    """For cost per million output tokens, in whatever currency."""
 
     @model_validator(mode="after")
     def _one_server(self) -> Backend:
-        if (self.url is None) == (self.emulator is None):
-            raise ValueError("give exactly one of url, emulator")
+        if sum(each is not None for each in (self.url, self.serve, self.emulator)) != 1:
+            raise ValueError("give exactly one of url, serve, emulator")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError("url must start with http:// or https://")
         return self
@@ -234,6 +264,25 @@ class Backends(_Model):
     """The backend in use today (decode_backend: auto)."""
     candidate: Backend
     """The backend under test (decode_backend: latency_specialized)."""
+
+
+class Serving(_Model):
+    """How servers that decodegate starts take their turns, and what both servers are checked for."""
+
+    arrangement: Literal["in_turn", "side_by_side"] = "in_turn"
+    """in_turn: one server at a time, both on the same GPUs. side_by_side: both are up all the time, on GPUs of their
+    own; blocks still run one at a time."""
+    blocks_per_start: int = Field(1, ge=1)
+    """In turn: blocks measured on each start of a server, one after another. More cost fewer restarts, but what one
+    start has by chance is then in all of them."""
+    under_test: list[str] = ["additional-config.decode_backend"]
+    """Settings of the servers that are meant to differ, like speculative-config or compilation-config.cudagraph_mode; a
+    name covers what is below it. Any other difference is refused."""
+    start_up_control: bool = True
+    """Start the candidate once with a decode_backend that does not exist: a server that takes it ignores the key, and
+    would run standard decode as the candidate."""
+    metrics_interval_s: float = Field(10, gt=0)
+    """How often a server's /metrics is read during a block, besides its edges."""
 
 
 _OURS = {
@@ -262,6 +311,8 @@ class Experiment(_Model):
     """See Workload."""
     replay: Replay = Replay()
     """See Replay."""
+    serving: Serving = Serving()
+    """See Serving."""
     backends: Backends
     """See Backends."""
 

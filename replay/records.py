@@ -7,12 +7,18 @@
       sessions.jsonl             one Session a line, in the order of Plan.sessions
       rendering.json             how blocks become bytes (workloads.rendering.Rendering), for --resume
       check/                     what emulators wrote during preflight
+      servers/NN-BACKEND/        one start of a server that we started ourselves; NN counts starts from 01
+        command.json             Command: what was started
+        server.log               its stdout and stderr
+        steps/                   its step log: ENGINE-PID.json (StepLog) and ENGINE-PID.bin (STEP records)
       blocks/NN-BACKEND/         one block; NN counts from 01 in measured order
         block.json               Block, written when the block starts, rewritten (atomically) when it has ended
         wN.requests.jsonl        one RequestRecord a line, by worker N, appended as replies end
         wN.chunks.bin            CHUNK records; RequestRecord.chunk_start/chunk_count index into it
         wN.health.jsonl          one HealthSample a line, about one a second
-        server/                  what a server that we started wrote about itself (emulator: see replay/emulator)
+        before.json, after.json  Snapshot: the server and its GPUs before the first request and after the last
+        metrics.jsonl            one MetricsSample a line: /metrics at the edges of the window and now and then between
+        server/                  what an emulator wrote about itself (see replay/emulator)
       blocks/NN-BACKEND.interrupted-K/   a block that was cut off; kept, never judged
 
 All times called *_ns are CLOCK_MONOTONIC nanoseconds of the client host (time.monotonic_ns), comparable between
@@ -30,6 +36,34 @@ SCHEMA_VERSION = 1
 
 CHUNK = np.dtype([("t_ns", "<i8"), ("tokens", "<i4")])
 """One token-bearing piece of a streamed reply: arrival of the last byte of its event, and the tokens it carried."""
+
+STEP = np.dtype(
+    [
+        ("t_ns", "<i8"),
+        ("running", "<i4"),
+        ("waiting", "<i4"),
+        ("prompt_tokens", "<i4"),
+        ("first_tokens", "<i4"),
+        ("decode_tokens", "<i4"),
+        ("unpadded", "<i4"),
+        ("padded", "<i4"),
+        ("draft_requests", "<i4"),
+        ("draft_tokens", "<i4"),
+        ("accepted_tokens", "<i4"),
+        ("kv_use", "<f4"),
+        ("mode", "<i4"),
+    ]
+)
+"""One engine step, as vLLM's own counters describe it to replay/step_log.py. A count that is unknown is -1.
+
+t_ns: CLOCK_MONOTONIC ns when the step's output had reached the API server. running, waiting: requests after the step.
+prompt_tokens: prompt tokens computed in it. first_tokens: output tokens that ended a prefill. decode_tokens: output
+tokens of requests that were decoding already. unpadded, padded: tokens scheduled, and the size of the batch that ran
+(CUDA graphs pad). draft_requests: requests that verified drafts; draft_tokens, accepted_tokens: over them. kv_use: share
+of the KV cache in use, NaN if unknown. mode: index into STEP_MODES."""
+
+STEP_MODES = ("unknown", "NONE", "PIECEWISE", "FULL")
+"""CUDA-graph mode of a step; NONE is eager."""
 
 Phase = Literal["warmup", "measured"]
 
@@ -105,6 +139,12 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     zero_output: bool = False
     """The recording has no output here; one token was asked for, since none cannot be."""
     server_fingerprint: str | None = None
+    server_first_token_s: float | None = None
+    """The server's own TTFT, from its receiving the request (vLLM: --enable-per-request-metrics)."""
+    server_queue_s: float | None = None
+    """The part of it that the request waited to be scheduled."""
+    server_itl_s: float | None = None
+    """The server's own mean time per output token after the first."""
     notes: list[str] = []
 
 
@@ -216,6 +256,34 @@ class Gpus(msgspec.Struct, kw_only=True, frozen=True):
     layout: dict[str, int] = {}
 
 
+class PathRule(msgspec.Struct, kw_only=True, frozen=True):
+    """Which decode steps the specialised path can take in one deployment, as known before the start
+    (replay/eligibility.py)."""
+
+    model: str
+    """For instance "Kimi K3 on NVIDIA"."""
+    source: str
+    """Whose code says so, with its version."""
+    sizes: list[int]
+    """Batch sizes, in tokens after padding, that it can run."""
+    tokens_per_request: int
+    """Tokens that a decoding request takes in a step: 1 + draft tokens. Unequal ones are not specialised."""
+    max_requests: int
+    """Most decoding requests in a step that it can run."""
+    problems: list[str] = []
+    """Why this deployment is refused, or never runs specialised; empty if it can."""
+
+
+class Difference(msgspec.Struct, kw_only=True, frozen=True):
+    """A setting that differs between the backends. Values as text; null where a side does not set it."""
+
+    key: str
+    baseline: str | None
+    candidate: str | None
+    under_test: bool
+    """Meant to differ."""
+
+
 class Backend(msgspec.Struct, kw_only=True):
     """One backend as declared and seen."""
 
@@ -226,6 +294,11 @@ class Backend(msgspec.Struct, kw_only=True):
     emulated: bool
     settings: dict[str, str | int | float | bool | None] = {}
     """Declared: model, the emulator's own. Seen in preflight: version, fingerprint, max_model_len."""
+    served: bool = False
+    """Started by us."""
+    price_per_gpu_hour: float | None = None
+    path: PathRule | None = None
+    """Null: no rule is known for this deployment."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -247,12 +320,110 @@ class Manifest(msgspec.Struct, kw_only=True):
     """Backend name of each block, in measured order."""
     matched_gpus: bool
     unmatched_reasons: list[str]
+    under_test: list[str] = []
+    """Settings that are meant to differ."""
+    differences: list[Difference] = []
+    """Settings that do differ, where both sides' settings are known."""
+    unverified: list[str] = []
+    """What could not be checked of GPUs and settings, in sentences."""
     emulated: bool
     workers: int
     salt: str = ""
     """With seed, block, session and play: what the salts in the prompts are derived from."""
     time_scale: float = 1.0
     """Emulator only: how many times faster than the emulated hardware time runs."""
+
+
+class Command(msgspec.Struct, kw_only=True):
+    """A server that we started."""
+
+    words: list[str]
+    environment: dict[str, str]
+    """What was added to our own; values that look like secrets are left out."""
+    devices: list[int] | None
+    """GPUs by index; null: as the environment says."""
+    url: str
+    pid: int
+    started_unix_s: float
+    ready_s: float | None = None
+    """From start to the first real token."""
+
+
+class StepLog(msgspec.Struct, kw_only=True):
+    """Head of a step log, written when the engine has started."""
+
+    schema_version: int = SCHEMA_VERSION
+    engine: int
+    pid: int
+    started_ns: int
+    """CLOCK_MONOTONIC and, at the same moment, ..."""
+    started_unix_s: float
+    vllm_version: str
+    cudagraph_mode: str | None
+    capture_sizes: list[int]
+    cudagraph_metrics: bool
+    """Without it (--cudagraph-metrics) batch sizes and modes of steps are unknown."""
+    draft_tokens: int
+    decode_backend: str | None
+    """additional_config.decode_backend as the server was given it."""
+
+
+class GpuProcess(msgspec.Struct, kw_only=True, frozen=True):
+    """A process that uses a GPU."""
+
+    pid: int
+    memory_bytes: int | None
+    ours: bool
+    """It belongs to the server that we started."""
+
+
+class GpuReading(msgspec.Struct, kw_only=True, frozen=True):
+    """One GPU as NVML shows it. Null: NVML does not say."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    energy_mj: int | None = None
+    """Millijoules since the driver was loaded."""
+    throttling: list[str] = []
+    """Reasons for which clocks are held down now, idle left out."""
+    mig: bool | None = None
+    processes: list[GpuProcess] | None = None
+
+
+class Snapshot(msgspec.Struct, kw_only=True):
+    """A server and its GPUs at one moment."""
+
+    t_ns: int
+    version: str | None = None
+    fingerprint: str | None = None
+    max_model_len: int | None = None
+    config_digest: str | None = None
+    """SHA-256 over the settings that /server_info shows; null if it shows none."""
+    gpus: list[GpuReading] | None = None
+    gpus_unseen: str = ""
+    """Why there are none: no NVML, another host, ..."""
+
+
+class MetricsSample(msgspec.Struct, kw_only=True):
+    """One reading of a server's /metrics, raw: counters are totals since the server's start."""
+
+    t_ns: int
+    at: Literal["start", "between", "end"]
+    """Edge of the measured window, or in it."""
+    error: str | None = None
+    """Why there are no samples."""
+    samples: list[tuple[str, dict[str, str], float]] = []
+    """(name, labels, value) of every sample whose name starts with "vllm:"; _created gauges and buckets of histograms
+    left out, and between the edges only gauges."""
 
 
 class Block(msgspec.Struct, kw_only=True):
@@ -262,6 +433,8 @@ class Block(msgspec.Struct, kw_only=True):
     backend: str
     salt: str
     """What this block's salts are derived from, besides seed, session and play."""
+    server: str | None = None
+    """Folder of the server's start, relative to the run directory; null if we did not start one."""
     started_unix_s: float
     started_ns: int
     """Start of the measured window (all lanes leave the barrier)."""
