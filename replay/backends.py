@@ -1,15 +1,9 @@
-"""Backends: from the experiment's description to a URL that answers, and back to facts for the manifest."""
+"""Backends as the experiment describes them, in the forms that others need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import msgspec
-
-from replay import experiment, records
-from replay.emulator import language, process
+from replay import commands, experiment, records
+from replay.emulator import language
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.speculation import Speculation
 from workloads.content import Vocabulary, load_tokenizer, vocabulary_of_range, vocabulary_of_tokenizer
@@ -20,25 +14,19 @@ NAMES = ("baseline", "candidate")
 _DEFAULT_TOKEN_IDS = (1000, 30000)
 
 
-@contextmanager
-def running(
-    described: experiment.Experiment, name: str, log_folder: Path, *, with_faults: bool = True
-) -> Iterator[str]:
-    """Yield the backend's URL. An emulator is started before, with its truth written to ``log_folder``, and stopped
-    after; a server at a URL is left alone. ``with_faults``: switch the emulator's named faults on."""
-    backend = getattr(described.backends, name)
-    if backend.url is not None:
-        yield backend.url.rstrip("/")
-        return
-    log_folder.mkdir(parents=True, exist_ok=True)
-    settings = emulator_settings(described, name)
-    if not with_faults:
-        settings = msgspec.structs.replace(settings, faults=())
-    emulator = process.start(settings, log_folder)
-    try:
-        yield emulator.url
-    finally:
-        process.stop(emulator)
+def model_name(whole: experiment.Experiment, name: str) -> str:
+    """The model's name as this backend serves it."""
+    own: str | None = getattr(whole.backends, name).model
+    return own or whole.model
+
+
+def request_headers(whole: experiment.Experiment, name: str) -> dict[str, str]:
+    """The backend's extra headers, with ${NAME} taken from the environment. Raises UserError for a name not set."""
+    headers: dict[str, str] = getattr(whole.backends, name).headers
+    return {
+        header: commands.from_environment(value, f"backends.{name}.headers.{header}")
+        for header, value in headers.items()
+    }
 
 
 def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSettings:
@@ -60,14 +48,14 @@ def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSe
         max_model_len=emulator.max_model_len,
         faults=tuple(emulator.faults),
         seed=described.replay.seed,
-        model=backend.model or described.model,
+        model=model_name(described, name),
     )
 
 
 def described(whole: experiment.Experiment, name: str) -> records.Backend:
     """The backend as declared, for the manifest. Header values are left out."""
     backend: experiment.Backend = getattr(whole.backends, name)
-    settings: dict[str, str | int | float | bool | None] = {"model": backend.model or whole.model}
+    settings: dict[str, str | int | float | bool | None] = {"model": model_name(whole, name)}
     if backend.emulator is not None:
         emulator = backend.emulator
         settings |= {
@@ -84,6 +72,8 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
         url=backend.url,
         gpus=records.Gpus(count=gpus.count, kind=gpus.kind, layout=gpus.layout) if gpus else None,
         emulated=backend.emulator is not None,
+        served=backend.serve is not None,
+        price_per_gpu_hour=backend.price_per_gpu_hour,
         settings=settings,
     )
 

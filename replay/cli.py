@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,43 +13,83 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from replay import backends, gpus, host
-from replay.compare import block_order, make_plan, plan_summary, resume_run, run_blocks, start_run
+from replay import estimate, host, matching
+from replay.compare import estimated_work, foreseen, make_plan, plan_summary, resume_run, run_blocks, start_run
 from replay.experiment import Experiment, load_experiment
+from replay.order import block_order
 from replay.plan import plan_digest
 from replay.preflight import prepare
 from replay.progress import Event, Tell
+from replay.servers import Servers
 from workloads.errors import UserError
 
 _RUNS = Path("runs")
 _PLAIN_EVERY_S = 10.0
 
 
-def check(experiment: Path, /) -> None:
-    """Preflight: send both backends a handful of requests and say whether they can be compared.
+def check(experiment: Path, /, *, offline: bool = False) -> None:
+    """Preflight: say whether the two backends can be compared, and what to change if not.
 
-    Looks at: the model's name, streaming, whether answers keep the asked length and by which field, token counts, what
-    the chat template adds, prompt lengths, matched GPUs, and this client's own limits.
+    First what the file alone tells: in what the servers' settings differ, whether the specialised path supports the
+    deployment, matched GPUs. Then both servers, started if they are ours, are asked a handful of requests: the model's
+    name, one request of each shape that will be sent, streaming, lengths and token counts, prefix caching, keep-alive,
+    settings, GPUs. Then what the plan takes: time, disk, GPU hours.
 
     Parameters
     ----------
     experiment
         The experiment file.
+    offline
+        Only what needs no server.
     """
     console = Console()
     described = load_experiment(experiment)
-    reasons = _mismatches(described)
-    with tempfile.TemporaryDirectory() as scratch, showing(console) as tell:
-        for finding in host.check_client(described.replay.lanes):
-            tell(Event(text=str(finding)))
-        prepared = prepare(described, Path(scratch) / "servers", tell)
-        plan, _ = make_plan(described, prepared, Path(scratch))
+    with showing(console) as tell:
+        if offline:
+            matched = matching.declared(described)
+            for finding in matched.findings:
+                tell(Event(text=str(finding)))
+        else:
+            matched = _check_servers(described, console, tell)
+    for reason in [*matched.impossible, *matched.unmatched]:
+        console.print(f"not matched: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+    if matched.impossible or matched.unmatched:
+        raise UserError("the backends are not matched: compare will refuse without --allow-unmatched")
+    console.print("nothing here speaks against comparing; check again with servers" if offline else "ready to compare")
+
+
+def _check_servers(described: Experiment, console: Console, tell: Tell) -> matching.Matching:
+    for finding in host.check_client(described.replay.lanes):
+        tell(Event(text=str(finding)))
+    with _scratch() as scratch:
+        with Servers(described, scratch, tell) as servers:
+            prepared = prepare(described, servers, scratch / "check", tell, allow_unmatched=True)
+        plan, _ = make_plan(described, prepared, scratch)
         tell(Event(text=f"ok: plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
-    for reason in reasons:
-        console.print(f"[red]not matched[/red]: {reason}")
-    if reasons:
-        raise UserError("GPUs are not matched: compare will refuse without --allow-unmatched")
-    console.print("ready to compare")
+        estimated = estimated_work(described, prepared, plan, scratch)
+        tell(Event(text=str(estimate.check_disk(estimated, _RUNS))))
+        for finding in foreseen(described, prepared, plan, scratch, estimated):
+            tell(Event(text=str(finding)))
+        _show(console, estimate.lines(estimated))
+    return prepared.matching
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for what servers write during a check; kept if it fails, as the error may name a log in it."""
+    folder = Path(tempfile.mkdtemp(prefix="decodegate-"))
+    try:
+        yield folder
+    except UserError:
+        if not (folder / "servers").exists():
+            shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
+
+
+def _show(console: Console, lines: dict[str, str]) -> None:
+    for name, text in lines.items():
+        console.print(f"{name:<10}{text}", highlight=False, soft_wrap=True, markup=False)
 
 
 def compare(
@@ -68,18 +109,19 @@ def compare(
         if dry_run:
             _dry_run(experiment, console, tell)
             return None
-        if resume:
-            folder = run or _latest(experiment.name)
-            manifest = resume_run(experiment, folder)
-        else:
-            stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-            folder = run or _RUNS / f"{_slug(experiment.name)}-{stamp}"
-            manifest = start_run(experiment, folder, allow_unmatched=allow_unmatched, tell=tell)
-        tell(Event(text=f"run directory: {folder}"))
-        try:
-            run_blocks(experiment, folder, manifest, tell)
-        except KeyboardInterrupt:
-            raise UserError(f"interrupted; what was measured is kept: continue with --resume --run {folder}") from None
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = run or (_latest(experiment.name) if resume else _RUNS / f"{_slug(experiment.name)}-{stamp}")
+        with Servers(experiment, folder, tell) as servers:
+            if resume:
+                manifest = resume_run(experiment, folder)
+            else:
+                manifest = start_run(experiment, servers, folder, allow_unmatched=allow_unmatched, tell=tell)
+            tell(Event(text=f"run directory: {folder}"))
+            try:
+                run_blocks(experiment, servers, folder, manifest, tell)
+            except KeyboardInterrupt:
+                words = f"interrupted; what was measured is kept: continue with --resume --run {folder}"
+                raise UserError(words) from None
     return folder
 
 
@@ -91,38 +133,27 @@ def demo(run: Path | None) -> Path:
 
 
 def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        prepared = prepare(experiment, Path(scratch) / "servers", tell)
-        plan, digest = make_plan(experiment, prepared, Path(scratch))
+    with _scratch() as scratch:
+        with Servers(experiment, scratch, tell) as servers:
+            prepared = prepare(experiment, servers, scratch / "check", tell, allow_unmatched=True)
+        plan, digest = make_plan(experiment, prepared, scratch)
+        estimated = estimate.lines(estimated_work(experiment, prepared, plan, scratch))
     order = block_order(experiment)
-    block_s = plan.duration_s if plan.duration_s is not None else plan.estimated_s
-    block_s /= prepared.facts["baseline"].time_scale
     lost = "; ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items()) or "nothing"
-    lines = {
-        "plan": plan_digest(plan)[:12],
-        "workload": digest[:12],
-        "what": plan_summary(plan),
-        "left out": lost,
-        "pauses": f"{plan.pause_removed_share:.1%} of recorded pause time taken out",
-        "blocks": f"{len(order)}: {', '.join(order)}",
-        "how long": f"{_span(block_s)} a block, {_span(len(order) * block_s)} in all, if these servers were as slow as "
-        "the recorded ones and the longest lane decides; warm-up comes on top",
-    }
-    for name, text in lines.items():
-        console.print(f"{name:<10}{text}", highlight=False, soft_wrap=True, markup=False)
-    for reason in _mismatches(experiment):
-        console.print(f"[red]not matched[/red]: {reason}: compare will refuse without --allow-unmatched")
-
-
-def _span(seconds: float) -> str:
-    """A length of time in words."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _mismatches(experiment: Experiment) -> list[str]:
-    return gpus.mismatches(*[backends.described(experiment, name) for name in backends.NAMES])
+    _show(
+        console,
+        {
+            "plan": plan_digest(plan)[:12],
+            "workload": digest[:12],
+            "what": plan_summary(plan),
+            "left out": lost,
+            "pauses": f"{plan.pause_removed_share:.1%} of recorded pause time taken out",
+            "blocks": f"{len(order)}: {', '.join(order)}",
+        }
+        | estimated,
+    )
+    for reason in prepared.matching.unmatched:
+        console.print(f"not matched: {reason}: compare will refuse without --allow-unmatched", style="red")
 
 
 def _latest(name: str) -> Path:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import psutil
 
-from replay import backends, gpus, host, rundir, source
+from replay import eligibility, estimate, host, probes, rundir, source
+from replay.backends import model_name, request_headers
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
-from replay.plan import build_plan, plan_digest, read_plan
-from replay.preflight import Prepared, model_name, prepare, request_headers, wire_limits
-from replay.progress import Event, Tell
+from replay.order import begins_start, block_order
+from replay.plan import SessionFile, build_plan, plan_digest, read_plan
+from replay.preflight import Prepared, prepare, wire_limits
+from replay.progress import Event, Finding, Tell
 from replay.records import Block, Manifest, Plan
+from replay.servers import Running, Servers
+from replay.watch import Watch
 from replay.worker import Assignment
 from replay.workers import Ended, Workers
-from workloads.content import stable_random
 from workloads.errors import UserError
 from workloads.rendering import Rendering
 from workloads.trace import Notes
@@ -50,43 +56,23 @@ def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple
     return plan, workload.digest()
 
 
-def block_order(experiment: Experiment) -> list[str]:
-    """Backend of each block: in each round A B B A or B A A B, drawn by the seed; or always A B."""
-    order: list[str] = []
-    for number in range(experiment.replay.rounds):
-        first, second = backends.NAMES
-        if experiment.replay.order == "AB":
-            order += [first, second]
-            continue
-        if stable_random("order of blocks", experiment.replay.seed, number).random() < 0.5:
-            first, second = second, first
-        order += [first, second, second, first]
-    return order
-
-
-def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell: Tell) -> Manifest:
+def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unmatched: bool, tell: Tell) -> Manifest:
     """Preflight, plan and manifest into a new run directory. Nothing is measured yet.
 
-    Raises UserError for unmatched GPUs unless ``allow_unmatched``.
+    Raises UserError for backends that are not matched unless ``allow_unmatched``.
     """
-    described = [backends.described(experiment, name) for name in backends.NAMES]
-    reasons = gpus.mismatches(*described)
-    if reasons and not allow_unmatched:
-        raise UserError(
-            "the backends' GPUs are not matched, so a difference would not be the decode path's:\n  "
-            + "\n  ".join(reasons)
-            + "\nMatch them, or measure anyway with --allow-unmatched (every page of the report will say so)."
-        )
     for finding in host.check_client(experiment.replay.lanes):
         tell(Event(text=str(finding)))
     rundir.create(run)
     try:
-        prepared = prepare(experiment, run / "check", tell)
-        for backend in described:
-            backend.settings |= prepared.facts[backend.name].server
-            backend.emulated = backend.emulated or prepared.facts[backend.name].emulated
+        prepared = prepare(experiment, servers, run / "check", tell, allow_unmatched=allow_unmatched)
+        matched = prepared.matching
         plan, workload_digest = make_plan(experiment, prepared, run)
         tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
+        order = block_order(experiment)
+        estimated = estimated_work(experiment, prepared, plan, run)
+        for finding in [estimate.check_disk(estimated, run), *foreseen(experiment, prepared, plan, run, estimated)]:
+            tell(Event(text=str(finding)))
         (run / "experiment.yaml").write_text(frozen_yaml(experiment))
         (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
         manifest = Manifest(
@@ -98,11 +84,14 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
             plan_digest=plan_digest(plan),
             workload_digest=workload_digest,
             workload_source=source.source_name(experiment),
-            backends=described,
-            order=block_order(experiment),
-            matched_gpus=not reasons,
-            unmatched_reasons=reasons,
-            emulated=any(backend.emulated for backend in described),
+            backends=matched.backends,
+            order=order,
+            matched_gpus=not matched.unmatched,
+            unmatched_reasons=matched.unmatched,
+            under_test=experiment.serving.under_test,
+            differences=matched.differences,
+            unverified=matched.unverified,
+            emulated=any(backend.emulated for backend in matched.backends),
             workers=experiment.replay.workers,
             salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
             time_scale=prepared.facts["baseline"].time_scale,
@@ -110,8 +99,31 @@ def start_run(experiment: Experiment, run: Path, *, allow_unmatched: bool, tell:
         rundir.write_json(run / "manifest.json", manifest)
         return manifest
     except BaseException:
-        shutil.rmtree(run)  # only what we have just made: nothing is measured yet
+        if not (run / "servers").exists():  # their logs say why they did not start
+            shutil.rmtree(run)  # only what we have just made: nothing is measured yet
         raise
+
+
+def estimated_work(experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path) -> estimate.Estimate:
+    """What the plan in ``folder`` will take, in all blocks."""
+    scale = prepared.facts["baseline"].time_scale
+    return estimate.estimate(experiment, plan, folder, block_order(experiment), time_scale=scale)
+
+
+def foreseen(
+    experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path, estimated: estimate.Estimate
+) -> Iterator[Finding]:
+    """What the plan in ``folder`` lets expect: room in the KV caches, and steps that cannot run specialised.
+
+    Raises UserError if it cannot be measured so."""
+    for facts in prepared.facts.values():
+        yield from probes.check_capacity(facts, estimated.work, lanes=experiment.replay.lanes)
+    with contextlib.closing(SessionFile(folder / "sessions.jsonl")) as sessions:
+        for backend in prepared.matching.backends:
+            if backend.path is not None and backend.decode_backend == "latency_specialized":
+                words, share = eligibility.expected(plan, sessions.__getitem__, backend.path)
+                level: Literal["note", "warning"] = "warning" if share is not None and share > 0.5 else "note"
+                yield Finding(level, f"{backend.name}: {words}")
 
 
 def resume_run(experiment: Experiment, run: Path) -> Manifest:
@@ -135,10 +147,12 @@ def _rendering(run: Path) -> Rendering:
     return msgspec.json.decode((run / "rendering.json").read_bytes(), type=Rendering)
 
 
-def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell) -> None:
+def run_blocks(experiment: Experiment, servers: Servers, run: Path, manifest: Manifest, tell: Tell) -> None:
     """Measure every block that is not finished, in order. Finished ones are not touched."""
     host.check_client(experiment.replay.lanes)  # a resumed run needs the raised limits too
     plan, rendering = read_plan(run), _rendering(run)
+    used: set[str] = set()
+    """Starts of servers on which a block was measured."""
     for index, name in enumerate(manifest.order, start=1):
         if rundir.is_finished(run, index, name):
             tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
@@ -146,104 +160,118 @@ def run_blocks(experiment: Experiment, run: Path, manifest: Manifest, tell: Tell
         kept = rundir.set_aside(rundir.block_folder(run, index, name))
         if kept is not None:
             tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
-        _run_block(experiment, run, plan, rendering, manifest, index, tell)
+        _Measuring(experiment, servers, run, plan, rendering, manifest, tell).block(index, used)
 
 
-def _run_block(
-    experiment: Experiment, run: Path, plan: Plan, rendering: Rendering, manifest: Manifest, index: int, tell: Tell
-) -> None:
-    name = manifest.order[index - 1]
-    folder = rundir.block_folder(run, index, name)
-    # an earlier attempt's prompts may still be in the server's cache
-    salt = f"{manifest.salt}/{index}.{rundir.attempts(folder)}"
-    folder.mkdir(parents=True)
-    planned = plan.turns.get("send", 0)
-    block = Block(index=index, backend=name, salt=salt, started_unix_s=time.time(), started_ns=time.monotonic_ns())
-    try:
-        with backends.running(experiment, name, folder / "server") as url:
-            crew = Workers(_assignments(experiment, run, folder, plan, rendering, manifest, name, url, salt))
+class _Measuring(msgspec.Struct, frozen=True):
+    """What every block of a run shares."""
+
+    experiment: Experiment
+    servers: Servers
+    run: Path
+    plan: Plan
+    rendering: Rendering
+    manifest: Manifest
+    tell: Tell
+
+    def block(self, index: int, used: set[str]) -> None:
+        """Measure one block. ``used``: starts of servers that have measured one; added to."""
+        experiment, manifest = self.experiment, self.manifest
+        name = manifest.order[index - 1]
+        folder = rundir.block_folder(self.run, index, name)
+        # an earlier attempt's prompts may still be in the server's cache
+        salt = f"{manifest.salt}/{index}.{rundir.attempts(folder)}"
+        folder.mkdir(parents=True)
+        block = Block(index=index, backend=name, salt=salt, started_unix_s=time.time(), started_ns=time.monotonic_ns())
+        start = self.servers.start_of(name)
+        fresh = self.servers.in_turn and begins_start(experiment, index) and start in used
+        try:
+            with self.servers.answering(name, folder / "server", fresh=fresh) as running:
+                block.server = running.start
+                used |= {running.start} if running.start else set()
+                self._measure(block, folder, running)
+        except KeyboardInterrupt:
+            block.cut_short = "interrupted"
+            rundir.write_json(folder / "block.json", block)
+            raise
+        except Ended as ended:
+            block.cut_short = ended.why
+            rundir.write_json(folder / "block.json", block)
+            if (why := self.servers.died(name)) is not None:
+                raise Ended("server gone", f"{ended}\n{name}: {why}") from None
+            raise
+        rundir.write_json(folder / "block.json", block)
+
+    def _measure(self, block: Block, folder: Path, running: Running) -> None:
+        """Play the plan; fills in ``block``."""
+        experiment, plan = self.experiment, self.plan
+        with Watch(experiment, block.backend, folder, running) as watch:
+            block.prefix_cache_reset = watch.before()
+            crew = Workers(self._assignments(folder, block, running.url))
             try:
                 ready = crew.wait_ready(experiment.replay.warmup.seconds + _READY_GRACE_S)
-                block.started_ns = time.monotonic_ns() + _START_DELAY_NS
-                block.started_unix_s = time.time() + _START_DELAY_NS / 1e9
                 block.warmup_s = max(message.warmup_s for message in ready)
                 block.warmup_requests = sum(message.warmup_requests for message in ready)
                 block.warmup_planned = sum(message.warmup_planned for message in ready)
+                watch.opens()
+                block.started_ns = time.monotonic_ns() + _START_DELAY_NS
+                block.started_unix_s = time.time() + _START_DELAY_NS / 1e9
                 rundir.write_json(folder / "block.json", block)
                 crew.go(block.started_ns)
-
-                def progress(counts: Counts, in_flight: int) -> None:
-                    tell(
-                        Event(
-                            block=index,
-                            blocks=len(manifest.order),
-                            backend=name,
-                            counts=counts,
-                            in_flight=in_flight,
-                            planned=planned,
-                            elapsed_s=(time.monotonic_ns() - block.started_ns) / 1e9,
-                        )
-                    )
-
-                done = crew.wait_done(progress)
+                done = crew.wait_done(lambda counts, in_flight: self._progress(block, counts, in_flight))
+                block.drained_ns = time.monotonic_ns()
+                watch.closes()
             finally:
                 crew.close()
-    except KeyboardInterrupt:
-        block.cut_short = "interrupted"
-        rundir.write_json(folder / "block.json", block)
-        raise
-    except Ended as ended:
-        block.cut_short = ended.why
-        rundir.write_json(folder / "block.json", block)
-        raise
-    block.drained_ns = time.monotonic_ns()
-    block.sent = sum(message.counts.sent for message in done)
-    block.plays_ended = sum(message.counts.plays_ended for message in done)
-    block.plays_cut = sum(message.counts.plays_cut for message in done)
-    if plan.end == "duration" and plan.duration_s is not None:
-        block.ended_ns = block.started_ns + int(plan.duration_s / manifest.time_scale * 1e9)
-    else:
-        block.ended_ns = max([message.last_end_ns for message in done] + [block.started_ns])
-        block.not_reached = planned - block.sent
-    block.finished = True
-    rundir.write_json(folder / "block.json", block)
+        block.sent = sum(message.counts.sent for message in done)
+        block.plays_ended = sum(message.counts.plays_ended for message in done)
+        block.plays_cut = sum(message.counts.plays_cut for message in done)
+        if plan.end == "duration" and plan.duration_s is not None:
+            block.ended_ns = block.started_ns + int(plan.duration_s / self.manifest.time_scale * 1e9)
+        else:
+            block.ended_ns = max([message.last_end_ns for message in done] + [block.started_ns])
+            block.not_reached = plan.turns.get("send", 0) - block.sent
+        block.finished = True
 
-
-def _assignments(
-    experiment: Experiment,
-    run: Path,
-    folder: Path,
-    plan: Plan,
-    rendering: Rendering,
-    manifest: Manifest,
-    name: str,
-    url: str,
-    salt: str,
-) -> list[Assignment]:
-    """The block's lanes dealt out over worker processes."""
-    replay = experiment.replay
-    count = min(replay.workers, len(plan.lanes))
-    limit = replay.max_in_flight
-    return [
-        Assignment(
-            run=run,
-            folder=folder,
-            worker=number,
-            lanes=list(range(number, len(plan.lanes), count)),
-            url=url,
-            headers=request_headers(experiment, name),
-            rendering=msgspec.structs.replace(rendering, model=model_name(experiment, name)),
-            tokenizer=experiment.tokenizer,
-            limits=wire_limits(experiment),
-            block_salt=salt,
-            end_session_on_failure=replay.on_failure == "end_session",
-            max_in_flight=None if limit is None else max(1, len(range(number, limit, count))),
-            warmup_requests=len(range(number, replay.warmup.requests, count)),
-            warmup_s=replay.warmup.seconds,
-            time_scale=manifest.time_scale,
+    def _progress(self, block: Block, counts: Counts, in_flight: int) -> None:
+        self.tell(
+            Event(
+                block=block.index,
+                blocks=len(self.manifest.order),
+                backend=block.backend,
+                counts=counts,
+                in_flight=in_flight,
+                planned=self.plan.turns.get("send", 0),
+                elapsed_s=(time.monotonic_ns() - block.started_ns) / 1e9,
+            )
         )
-        for number in range(count)
-    ]
+
+    def _assignments(self, folder: Path, block: Block, url: str) -> list[Assignment]:
+        """The block's lanes dealt out over worker processes."""
+        experiment, plan = self.experiment, self.plan
+        replay = experiment.replay
+        count = min(replay.workers, len(plan.lanes))
+        limit = replay.max_in_flight
+        return [
+            Assignment(
+                run=self.run,
+                folder=folder,
+                worker=number,
+                lanes=list(range(number, len(plan.lanes), count)),
+                url=url,
+                headers=request_headers(experiment, block.backend),
+                rendering=msgspec.structs.replace(self.rendering, model=model_name(experiment, block.backend)),
+                tokenizer=experiment.tokenizer,
+                limits=wire_limits(experiment),
+                block_salt=block.salt,
+                end_session_on_failure=replay.on_failure == "end_session",
+                max_in_flight=None if limit is None else max(1, len(range(number, limit, count))),
+                warmup_requests=len(range(number, replay.warmup.requests, count)),
+                warmup_s=replay.warmup.seconds,
+                time_scale=self.manifest.time_scale,
+            )
+            for number in range(count)
+        ]
 
 
 def plan_summary(plan: Plan) -> str:

@@ -260,10 +260,27 @@ class Backend(_Model):
 class Backends(_Model):
     """The two under comparison."""
 
+    both: dict[str, Any] = {}
+    """Keys of both backends, so that a deployment is described once; what a backend says itself goes over it."""
     baseline: Backend
     """The backend in use today (decode_backend: auto)."""
     candidate: Backend
     """The backend under test (decode_backend: latency_specialized)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("both"), dict):
+            return data
+        own = {name: value for name, value in data.items() if name != "both"}
+        return own | {name: _over(data["both"], own.get(name) or {}) for name in ("baseline", "candidate")}
+
+
+def _over(common: Any, own: Any) -> Any:
+    """``own`` over ``common``: maps key by key, anything else as a whole."""
+    if isinstance(common, dict) and isinstance(own, dict):
+        return common | {name: _over(common.get(name), value) for name, value in own.items()}
+    return own
 
 
 class Serving(_Model):
@@ -315,6 +332,13 @@ class Experiment(_Model):
     """See Serving."""
     backends: Backends
     """See Backends."""
+
+    @model_validator(mode="after")
+    def _starts(self) -> Experiment:
+        served = self.backends.baseline.serve is not None and self.backends.candidate.serve is not None
+        if self.serving.blocks_per_start > 1 and not (served and self.serving.arrangement == "in_turn"):
+            raise ValueError("serving.blocks_per_start is for backends that are both served, in turn")
+        return self
 
     @model_validator(mode="after")
     def _tokens(self) -> Experiment:
@@ -408,6 +432,7 @@ def _in_words(kind: str, message: str, key: str) -> str:
 def frozen_yaml(experiment: Experiment) -> str:
     """The experiment with every default written out; header values are left out, since they hold keys."""
     data = experiment.model_dump(mode="json")
+    del data["backends"]["both"]  # it is in both already
     for backend in data["backends"].values():
         backend["headers"] = dict.fromkeys(backend["headers"], "(kept out of the run directory)")
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)

@@ -1,8 +1,12 @@
-"""Matched GPUs: what the experiment declares of both backends, and whether the comparison isolates the decode path."""
+"""Matched GPUs: what the experiment declares of both backends, what is seen of them, and whether the comparison
+isolates the decode path."""
 
 from __future__ import annotations
 
-from replay.records import Backend
+import re
+from collections.abc import Callable, Sequence
+
+from replay.records import THROTTLING_FAULTS, Backend, GpuReading, Snapshot
 
 
 def mismatches(baseline: Backend, candidate: Backend) -> list[str]:
@@ -19,3 +23,101 @@ def mismatches(baseline: Backend, candidate: Backend) -> list[str]:
         if one != other:
             reasons.append(f"GPU {what}: baseline {one}, candidate {other}")
     return reasons
+
+
+def verified(backend: Backend, snapshot: Snapshot, layout: dict[str, int] | None) -> tuple[list[str], list[str]]:
+    """What is seen of one backend's GPUs against what is declared: problems, and what could not be checked, in
+    sentences. ``layout``: parallel sizes (tp, pp, ...) that its server was told, None if that is unknown."""
+    declared = backend.gpus
+    if declared is None:
+        return [], []  # mismatches() says so
+    name, problems, unverified = backend.name, [], []
+    if snapshot.gpus is None:
+        unverified.append(f"{name}: {declared.count} x {declared.kind} is as declared: {snapshot.gpus_unseen}")
+    else:
+        seen = snapshot.gpus
+        if len(seen) != declared.count:
+            problems.append(
+                f"{name}: gpus.count says {declared.count}, NVML shows {len(seen)}: change it, or name the server's "
+                "GPUs in serve.devices"
+            )
+        if others := sorted({reading.name for reading in seen if not _is_kind(reading.name, declared.kind)}):
+            problems.append(f"{name}: gpus.kind says {declared.kind}, NVML shows {', '.join(others)}")
+        problems += [f"{name}: {fault}" for fault in _faults(seen)]
+        unverified += [f"{name}: {doubt}" for doubt in _doubts(seen)]
+    if layout is None:
+        unverified.append(f"{name}: the parallel layout is as declared: its server does not tell")
+    else:
+        sizes = {key.lower(): size for key, size in layout.items()}
+        problems += [
+            f"{name}: gpus.layout says {key} {size}, its server was told {sizes[key.lower()]}"
+            for key, size in declared.layout.items()
+            if sizes.get(key.lower(), size) != size
+        ]
+    return problems, unverified
+
+
+def unequal(baseline: Snapshot, candidate: Snapshot) -> list[str]:
+    """In what the GPUs of the two differ, by NVML; empty if in nothing, or if one's are not seen."""
+    if baseline.gpus is None or candidate.gpus is None:
+        return []
+    reasons = []
+    for what, describe in _ALIKE.items():
+        one, other = (sorted(set(filter(None, map(describe, gpus)))) for gpus in (baseline.gpus, candidate.gpus))
+        if one and other and one != other:
+            reasons.append(f"{what}: baseline {' and '.join(one)}, candidate {' and '.join(other)}")
+    return reasons
+
+
+_ALIKE: dict[str, Callable[[GpuReading], str | None]] = {
+    "GPU name": lambda gpu: gpu.name,
+    "GPU memory": lambda gpu: f"{gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else None,
+    "GPU power limit": lambda gpu: f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
+    "MIG": lambda gpu: None if gpu.mig is None else "on" if gpu.mig else "off",
+}
+"""What GPUs of both must have in common, in words; None where it is not known."""
+
+
+def told(baseline: Snapshot, candidate: Snapshot) -> str | None:
+    """What both backends run on, in words; None if one's GPUs are not seen."""
+    if not baseline.gpus or not candidate.gpus:
+        return None
+    if {gpu.uuid for gpu in baseline.gpus} == {gpu.uuid for gpu in candidate.gpus}:
+        return f"both backends run on the same GPUs: {_listed(baseline.gpus)}"
+    return f"baseline runs on {_listed(baseline.gpus)}, candidate on {_listed(candidate.gpus)}"
+
+
+def _is_kind(name: str, kind: str) -> bool:
+    """Whether all words of a kind ("GB300") are words of a GPU's name ("NVIDIA GB300")."""
+    words, wanted = (set(re.findall(r"[a-z0-9.]+", text.lower())) for text in (name, kind))
+    return wanted <= words
+
+
+def _faults(gpus: Sequence[GpuReading]) -> list[str]:
+    known = any(process.ours for gpu in gpus for process in gpu.processes or [])
+    found = []
+    for gpu in gpus:
+        others = [process.pid for process in gpu.processes or [] if not process.ours]
+        if known and others:
+            found.append(f"GPU {gpu.index} is used by process {', '.join(map(str, others))} too: end it first")
+        if held := THROTTLING_FAULTS.intersection(gpu.throttling):
+            found.append(f"GPU {gpu.index} is throttled now: {', '.join(sorted(held))}")
+    return found
+
+
+def _doubts(gpus: Sequence[GpuReading]) -> list[str]:
+    found = []
+    if not any(process.ours for gpu in gpus for process in gpu.processes or []):
+        found.append(
+            "NVML shows no process of its server (as from inside a container), so that others on its GPUs cannot be "
+            "told from it"
+        )
+    unknown = [what for what, describe in _ALIKE.items() if any(describe(gpu) is None for gpu in gpus)]
+    if unknown:
+        found.append(f"NVML does not tell of its GPUs: {', '.join(unknown)}")
+    return found
+
+
+def _listed(gpus: Sequence[GpuReading]) -> str:
+    kinds = " and ".join(sorted({gpu.name for gpu in gpus}))
+    return f"{len(gpus)} x {kinds} (index {', '.join(str(gpu.index) for gpu in gpus)})"

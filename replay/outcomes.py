@@ -89,6 +89,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
     server_fingerprint: str | None = None
+    server_first_token_s: float | None = None
+    server_queue_s: float | None = None
+    server_itl_s: float | None = None
     notes: list[str] = []
     answer: str = ""
     """Visible text, tool calls not included."""
@@ -282,6 +285,9 @@ def _conclude(
         cached_tokens=facts.cached_tokens,
         reasoning_tokens=facts.reasoning_tokens,
         server_fingerprint=facts.fingerprint,
+        server_first_token_s=facts.server_first_token_s,
+        server_queue_s=facts.server_queue_s,
+        server_itl_s=facts.server_itl_s,
         notes=facts.notes,
         answer=answer,
         reasoning=reasoning,

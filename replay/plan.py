@@ -241,6 +241,7 @@ def _planned_turns(stream: traces.Stream, workload: Workload, replay: Replay, ma
                 joins=turn.joins,
                 pause_s=round(turn.pause_s if cap is None else min(turn.pause_s, cap), 6),
                 recorded_pause_s=round(turn.pause_s, 6),
+                recorded_service_s=round(turn.service_s, 6),
                 offset_s=round(turn.start_s, 6),
                 fate="cut" if reason else "send",
                 cut_reason=reason,

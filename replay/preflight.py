@@ -4,56 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from string import Template
 
 import msgspec
+from tokenizers import Tokenizer
 
-from replay import backends, probes, source
+from replay import backends, matching, probes, snapshot, source
 from replay.emulator.settings import resolve
 from replay.experiment import Experiment
+from replay.order import block_order
 from replay.progress import Event, Finding, Tell
+from replay.servers import Running, Servers
 from replay.wire import Limits, Wire
+from workloads.content import load_tokenizer
 from workloads.errors import UserError
 from workloads.rendering import Rendering
 
+_IDLE_S = 1.0
+"""How long an idle connection is left to see whether the server keeps it."""
+
 
 class Prepared(msgspec.Struct, kw_only=True):
-    """Preflight's result: what both backends can take."""
+    """Preflight's result: what both backends can take, and how they differ."""
 
     rendering: Rendering
     facts: dict[str, probes.ServerFacts]
     max_context: int | None
+    matching: matching.Matching
 
 
-def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
-    """Ask both backends a handful of requests. Emulators are started for it, with their logs in ``scratch``.
+def prepare(
+    experiment: Experiment, servers: Servers, scratch: Path, tell: Tell, *, allow_unmatched: bool = False
+) -> Prepared:
+    """Ask both backends a handful of requests. Servers are started for it, and stay up if they can; emulators too, with
+    their logs in ``scratch``.
 
-    Raises UserError when the comparison cannot be measured, with what to change.
+    Raises UserError when the comparison cannot be measured, or means nothing, with what to change.
     """
     source.check(experiment)  # what needs no server comes first
     for name in backends.NAMES:
-        request_headers(experiment, name)
+        backends.request_headers(experiment, name)
         if getattr(experiment.backends, name).emulator is not None:
             resolve(backends.emulator_settings(experiment, name))
+    for finding in _doubts(experiment):
+        tell(Event(text=str(finding)))
+    matched = matching.declared(experiment)
+    for finding in matched.findings:
+        tell(Event(text=str(finding)))
+    matched.refuse(allow_unmatched=allow_unmatched)
+    _start_up_control(experiment, servers, matched, tell)
+    matched.refuse(allow_unmatched=allow_unmatched)
     base = Rendering(
         api=experiment.api,
         model=experiment.model,
         vocabulary=backends.vocabulary(experiment, emulated=_emulated(experiment)),
         sampling=experiment.sampling,
     )
-    for finding in _doubts(experiment):
-        tell(Event(text=str(finding)))
+    tokenizer = load_tokenizer(experiment.tokenizer) if experiment.tokenizer is not None else None
+    # the last one asked stays up, if only one server can: it is the first to be measured
+    order = sorted(backends.NAMES, key=lambda name: name == block_order(experiment)[0])
     control = 0
     for attempt in itertools.count():
-        facts: dict[str, probes.ServerFacts] = {}
-        for name in backends.NAMES:
-            rendering = msgspec.structs.replace(base, model=model_name(experiment, name))
+        found: dict[str, matching.Seen] = {}
+        for name in order:
+            rendering = msgspec.structs.replace(base, model=backends.model_name(experiment, name))
             # faults are for the measured blocks: they prove that the report sees them
-            with backends.running(experiment, name, scratch / f"{name}-{attempt}", with_faults=False) as url:
-                facts[name] = asyncio.run(_probe(experiment, name, url, rendering, control))
+            with servers.answering(name, scratch / f"{name}-{attempt}", with_faults=False) as running:
+                found[name] = asyncio.run(_look(experiment, name, running, rendering, control, tokenizer))
+        facts = {name: found[name].facts for name in backends.NAMES}
         controls = [facts[name].control for name in backends.NAMES]
         if controls[0] == controls[1]:
             break
@@ -71,12 +90,45 @@ def prepare(experiment: Experiment, scratch: Path, tell: Tell) -> Prepared:
         raise UserError("one backend is an emulator and the other is not: their difference would mean nothing")
     if facts["baseline"].time_scale != facts["candidate"].time_scale:
         raise UserError("the emulators' time scales differ: both must run equally fast")
+    matching.seen(experiment, matched, found)
+    for finding in matched.findings:
+        tell(Event(text=str(finding)))
+    for doubt in matched.unverified:
+        tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
+    matched.refuse(allow_unmatched=allow_unmatched)
     limits = [facts[name].max_model_len for name in backends.NAMES]
     known = [limit for limit in limits if limit is not None]
     if experiment.workload.max_context is not None:
         known.append(experiment.workload.max_context)
     rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
-    return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None)
+    return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None, matching=matched)
+
+
+def _start_up_control(experiment: Experiment, servers: Servers, matched: matching.Matching, tell: Tell) -> None:
+    """Whether the candidate's server reads decode_backend at all: start it with one that does not exist."""
+    candidate = experiment.backends.candidate
+    if candidate.decode_backend != "latency_specialized":
+        return
+    if candidate.serve is None or not experiment.serving.start_up_control:
+        if candidate.emulator is None:
+            matched.unverified.append(
+                "candidate: whether its server reads decode_backend: it was not started with one that does not exist "
+                "(the start-up control)"
+            )
+        return
+    control = servers.control("candidate")
+    if control.result == "ignored":
+        matched.impossible.append(
+            "candidate: its server also starts with a decode_backend that does not exist, so this model or this build "
+            "of vLLM ignores the key: the candidate would be running standard decode"
+        )
+    elif control.result == "refused":
+        tell(Event(text=str(Finding("ok", f"start-up control: a bogus decode_backend is refused: {control.said}"))))
+    else:
+        matched.unverified.append(
+            f"candidate: whether its server reads decode_backend: started with a bogus one it ended for another "
+            f"reason: {control.said}"
+        )
 
 
 def _doubts(experiment: Experiment) -> Iterator[Finding]:
@@ -90,8 +142,6 @@ def _doubts(experiment: Experiment) -> Iterator[Finding]:
             f"decode_backend is {baseline.decode_backend} for the baseline and {candidate.decode_backend} for the "
             "candidate: this does not compare the specialised decode backend with the standard one",
         )
-    if not experiment.emulated:
-        yield Finding("note", "which decode path the servers take is as declared: it is not proven here")
     if experiment.replay.order == "AB":
         yield Finding("warning", "order: AB cannot tell drift from effect: the report will be INCONCLUSIVE")
 
@@ -104,35 +154,29 @@ def _emulated(experiment: Experiment) -> bool:
     """Whether the backends are emulators, also behind URLs: their vocabulary is known then."""
 
     async def ask(url: str, name: str) -> bool:
-        async with Wire(url, wire_limits(experiment), connections=1, headers=request_headers(experiment, name)) as wire:
+        headers = backends.request_headers(experiment, name)
+        async with Wire(url, wire_limits(experiment), connections=1, headers=headers) as wire:
             return (await probes.version(wire)).emulated
 
     urls = {name: getattr(experiment.backends, name).url for name in backends.NAMES}
     return experiment.emulated or any(asyncio.run(ask(url, name)) for name, url in urls.items() if url is not None)
 
 
-async def _probe(experiment: Experiment, name: str, url: str, rendering: Rendering, control: int) -> probes.ServerFacts:
-    async with Wire(url, wire_limits(experiment), connections=8, headers=request_headers(experiment, name)) as wire:
-        return await probes.probe(wire, rendering, control=control)
-
-
-def model_name(experiment: Experiment, name: str) -> str:
-    """The model's name as this backend serves it."""
-    own: str | None = getattr(experiment.backends, name).model
-    return own or experiment.model
-
-
-def request_headers(experiment: Experiment, name: str) -> dict[str, str]:
-    """The backend's extra headers, with ${NAME} taken from the environment. Raises UserError for a name not set."""
-    headers: dict[str, str] = {}
-    for header, value in getattr(experiment.backends, name).headers.items():
-        try:
-            headers[header] = Template(value).substitute(os.environ)
-        except (KeyError, ValueError) as error:
-            raise UserError(
-                f"backends.{name}.headers.{header}: {error} is not set in the environment (a plain $ is written $$)"
-            ) from None
-    return headers
+async def _look(
+    experiment: Experiment,
+    name: str,
+    running: Running,
+    rendering: Rendering,
+    control: int,
+    tokenizer: Tokenizer | None,
+) -> matching.Seen:
+    headers = backends.request_headers(experiment, name)
+    async with Wire(running.url, wire_limits(experiment), connections=8, headers=headers) as wire:
+        facts = await probes.probe(wire, rendering, control=control, tokenizer=tokenizer, idle_s=_IDLE_S)
+        if facts.emulated:
+            return matching.Seen(facts=facts, snapshot=None, settings=None)
+        seen = await snapshot.take(wire, rendering.model, "before", running.command)
+        return matching.Seen(facts=facts, snapshot=seen, settings=await snapshot.shown_settings(wire))
 
 
 def wire_limits(experiment: Experiment) -> Limits:

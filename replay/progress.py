@@ -24,15 +24,17 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One line for the user. ``mend`` says what to change, if anything."""
+    """What the user should know. ``why`` says why it matters, ``mend`` what to change, if anything."""
 
     level: Literal["ok", "note", "warning"]
     what: str
     mend: str = ""
+    why: str = ""
 
     def __str__(self) -> str:
-        mark = "WARNING" if self.level == "warning" else self.level
-        return f"{mark}: {self.what}" + (f" ({self.mend})" if self.mend else "")
+        lines = [f"{'WARNING' if self.level == 'warning' else self.level}: {self.what}"]
+        lines += [f"    {name}: {text}" for name, text in (("why", self.why), ("change", self.mend)) if text]
+        return "\n".join(lines)
 
 
 Tell = Callable[[Event], None]

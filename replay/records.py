@@ -18,6 +18,7 @@
         wN.health.jsonl          one HealthSample a line, about one a second
         before.json, after.json  Snapshot: the server and its GPUs before the first request and after the last
         metrics.jsonl            one MetricsSample a line: /metrics at the edges of the window and now and then between
+        graph_table.json         GraphTable: CUDA-graph tables that the server's log got while the block ran
         server/                  what an emulator wrote about itself (see replay/emulator)
       blocks/NN-BACKEND.interrupted-K/   a block that was cut off; kept, never judged
 
@@ -57,10 +58,11 @@ STEP = np.dtype(
 """One engine step, as vLLM's own counters describe it to replay/step_log.py. A count that is unknown is -1.
 
 t_ns: CLOCK_MONOTONIC ns when the step's output had reached the API server. running, waiting: requests after the step.
-prompt_tokens: prompt tokens computed in it. first_tokens: output tokens that ended a prefill. decode_tokens: output
-tokens of requests that were decoding already. unpadded, padded: tokens scheduled, and the size of the batch that ran
-(CUDA graphs pad). draft_requests: requests that verified drafts; draft_tokens, accepted_tokens: over them. kv_use: share
-of the KV cache in use, NaN if unknown. mode: index into STEP_MODES."""
+prompt_tokens: prompt tokens computed in it (how it is known: replay/step_log.py). first_tokens: output tokens that
+ended a prefill. decode_tokens: output tokens of requests that were decoding already. unpadded, padded: tokens
+scheduled, and the size of the batch that ran (CUDA graphs pad). draft_requests: requests that verified drafts;
+draft_tokens, accepted_tokens: over them. kv_use: share of the KV cache in use, NaN if unknown. mode: index into
+STEP_MODES."""
 
 STEP_MODES = ("unknown", "NONE", "PIECEWISE", "FULL")
 """CUDA-graph mode of a step; NONE is eager."""
@@ -140,11 +142,12 @@ class RequestRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The recording has no output here; one token was asked for, since none cannot be."""
     server_fingerprint: str | None = None
     server_first_token_s: float | None = None
-    """The server's own TTFT, from its receiving the request (vLLM: --enable-per-request-metrics)."""
+    """The server's own TTFT, from its engine's receiving the request: waiting and prefill (vLLM: queue_time_ms and
+    time_to_first_token_ms of --enable-per-request-metrics; the latter alone starts when the request is scheduled)."""
     server_queue_s: float | None = None
     """The part of it that the request waited to be scheduled."""
     server_itl_s: float | None = None
-    """The server's own mean time per output token after the first."""
+    """The server's own mean time per output token after the first (mean_itl_ms: divided by O - 1)."""
     notes: list[str] = []
 
 
@@ -174,6 +177,8 @@ class Turn(msgspec.Struct, kw_only=True, omit_defaults=True):
     pause_s: float = 0.0
     """Pause that will be kept, after the cap."""
     recorded_pause_s: float = 0.0
+    recorded_service_s: float = 0.0
+    """From start to end of the recorded reply; only for saying beforehand how many requests will be in flight."""
     offset_s: float = 0.0
     """Closed loop: recorded start, seconds from the start of the session. Open loop: planned send time, seconds from
     the start of the block."""
@@ -368,6 +373,22 @@ class StepLog(msgspec.Struct, kw_only=True):
     """additional_config.decode_backend as the server was given it."""
 
 
+class GraphCount(msgspec.Struct, kw_only=True, frozen=True):
+    """Steps of one size and mode. ``unpadded``, ``padded`` as in STEP."""
+
+    unpadded: int
+    padded: int
+    mode: str
+    """As vLLM names it: one of STEP_MODES."""
+    count: int
+
+
+class GraphTable(msgspec.Struct, kw_only=True):
+    """Steps by size and CUDA-graph mode, as vLLM printed them while a block ran (see replay/coverage.py)."""
+
+    counts: list[GraphCount]
+
+
 class GpuProcess(msgspec.Struct, kw_only=True, frozen=True):
     """A process that uses a GPU."""
 
@@ -375,6 +396,10 @@ class GpuProcess(msgspec.Struct, kw_only=True, frozen=True):
     memory_bytes: int | None
     ours: bool
     """It belongs to the server that we started."""
+
+
+THROTTLING_FAULTS = frozenset({"hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake"})
+"""Reasons of throttling that are the host's fault. The others come with load (power cap) or are someone's wish."""
 
 
 class GpuReading(msgspec.Struct, kw_only=True, frozen=True):
@@ -394,7 +419,7 @@ class GpuReading(msgspec.Struct, kw_only=True, frozen=True):
     energy_mj: int | None = None
     """Millijoules since the driver was loaded."""
     throttling: list[str] = []
-    """Reasons for which clocks are held down now, idle left out."""
+    """Reasons for which clocks are held down now (replay/nvml.py), idle left out."""
     mig: bool | None = None
     processes: list[GpuProcess] | None = None
 
@@ -453,6 +478,8 @@ class Block(msgspec.Struct, kw_only=True):
     not_reached: int | None = None
     """Planned turns that were never sent, because the block ended first or their session was given up."""
     finished: bool = False
+    prefix_cache_reset: bool | None = None
+    """Whether the server emptied its prefix cache before the block; null if it does not offer that."""
     cut_short: str | None = None
     """Why an attempt at this block ended early: "server gone", "interrupted", "client"; null if it did not, or if it
     was killed and could not say."""

@@ -68,6 +68,8 @@ class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     system_fingerprint: str | None = None
+    metrics: Any = None
+    """vLLM with --enable-per-request-metrics, on the last chunk: milliseconds by name. Others may mean other things."""
     error: Any = None
 
 
@@ -141,6 +143,9 @@ class Facts:
         self.cached_tokens: int | None = None
         self.reasoning_tokens: int | None = None
         self.fingerprint: str | None = None
+        self.server_first_token_s: float | None = None
+        self.server_queue_s: float | None = None
+        self.server_itl_s: float | None = None
 
     def fail(self, error: str, detail: object) -> None:
         """Keep the first failure."""
@@ -246,6 +251,8 @@ def _add_openai(facts: Facts, number: int, chunks: Sequence[_Chunk]) -> None:
             _take_usage(facts, usage)
         if chunk.error is not None:
             facts.fail("error in stream", chunk.error)
+        if isinstance(chunk.metrics, dict):
+            _take_metrics(facts, chunk.metrics)
         choices = chunk.choices
         if not choices:
             if usage is None and choices is None and chunk.error is None:
@@ -326,6 +333,22 @@ def _take_usage(facts: Facts, usage: _Usage) -> None:
         facts.cached_tokens = usage.prompt_tokens_details.cached_tokens
     if usage.completion_tokens_details is not None and usage.completion_tokens_details.reasoning_tokens is not None:
         facts.reasoning_tokens = usage.completion_tokens_details.reasoning_tokens
+
+
+def _take_metrics(facts: Facts, metrics: dict[str, Any]) -> None:
+    """vLLM's time to first token starts when the request is scheduled, after its time in the queue."""
+    queue, prefill = _of_ms(metrics.get("queue_time_ms")), _of_ms(metrics.get("time_to_first_token_ms"))
+    facts.server_queue_s = queue
+    facts.server_first_token_s = queue + prefill if queue is not None and prefill is not None else None
+    facts.server_itl_s = _of_ms(metrics.get("mean_itl_ms"))
+
+
+def _of_ms(value: object) -> float | None:
+    """Seconds; None for what is no time."""
+    return value * 1e-3 if isinstance(value, (int, float)) and 0 <= value < _LONGEST_MS else None
+
+
+_LONGEST_MS = 1e9
 
 
 def _add_anthropic(facts: Facts, number: int, events: Sequence[_AnthropicEvent]) -> None:

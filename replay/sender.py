@@ -119,5 +119,8 @@ def _record(outgoing: Outgoing, request_id: str, phase: Phase, exchange: Exchang
         streamed=outcome.streamed,
         zero_output=outgoing.turn.zero_output,
         server_fingerprint=outcome.server_fingerprint,
+        server_first_token_s=outcome.server_first_token_s,
+        server_queue_s=outcome.server_queue_s,
+        server_itl_s=outcome.server_itl_s,
         notes=outcome.notes,
     )

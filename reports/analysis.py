@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from reports import chunks
+from reports import chunks, gpus
 from reports.blocks import BlockSummary, counted, summarise
-from reports.conclusion import Conclusion, conclude
+from reports.conclusion import Conclusion, compared, conclude
+from reports.counters import ServerCounters, server_counters
+from reports.coverage import PathCoverage, coverage
 from reports.gates import GATES
 from reports.gates.gate import Evidence, Gate, Thresholds, why_nothing
+from reports.gpus import Usage
 from reports.intervals import (
     Effect,
     Estimate,
@@ -68,6 +71,8 @@ class BackendSummary(msgspec.Struct, frozen=True, kw_only=True):
     decode_backend: str
     emulated: bool
     gpus: str | None
+    gpus_verified: str | None
+    """What NVML showed of them, or that it was not asked; null for an emulator's."""
     gpu_count: int | None
     settings: dict[str, str | int | float | bool | None]
     blocks: int
@@ -102,6 +107,7 @@ class BackendSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Cached / input tokens of ok turns that report both."""
     tokens_per_chunk: Estimate
     """After the first chunk, on pairs: the acceptance length as the client sees it."""
+    usage: Usage
 
 
 class PlanSummary(msgspec.Struct, frozen=True):
@@ -152,6 +158,10 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     thresholds: Thresholds
     gates: list[Gate]
     backends: list[BackendSummary]
+    counters: list[ServerCounters]
+    """The servers' own counters, baseline's first; without blocks where /metrics were not read."""
+    paths: list[PathCoverage]
+    """Which path decode steps took, baseline's first."""
     rows: list[Row]
     pairs: PairSummary
     blocks: list[BlockSummary]
@@ -215,7 +225,11 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
     position = np.array([float(loaded.block.index) for loaded in run.blocks])
     noise = noise_floor(interactivity.blocks if interactivity else [], candidate, position, thresholds.noise_multiple)
     per_chunk = {name: _tokens_per_chunk(pairs, name, weights) for name in names}
-    evidence = Evidence(run, thresholds, requests, pairs, blocks, interactivity, noise, sources, per_chunk)
+    counters = {name: server_counters(run, requests, name) for name in names}
+    paths = coverage(run, by_block)
+    evidence = Evidence(
+        run, thresholds, requests, pairs, blocks, interactivity, noise, sources, per_chunk, counters, paths
+    )
     gates = [judge(evidence) for judge in GATES]
     return Analysis(
         name=run.manifest.name,
@@ -228,19 +242,21 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
         plan_digest=run.manifest.plan_digest,
         workload_digest=run.manifest.workload_digest,
         workload_source=run.manifest.workload_source,
-        conclusion=conclude(interactivity, gates, thresholds, why_nothing(evidence)),
+        conclusion=conclude(interactivity, gates, thresholds, why_nothing(evidence), compared(run.manifest, gates)),
         headlines=headlines,
         noise=noise,
         thresholds=thresholds,
         gates=gates,
         backends=[_backend(evidence, index) for index in range(2)],
+        counters=list(counters.values()),
+        paths=paths,
         rows=rows,
         pairs=PairSummary(pairs.count, pairs.planned, pairs.one_token, pairs.with_itl, pairs.coverage),
         blocks=blocks,
         set_aside=run.set_aside,
         notes=run.notes,
         plan=_plan(run),
-        formulas={measure.label: measure.formula for measure in MEASURES.values()} | _OTHER_FORMULAS,
+        formulas={measure.label: measure.formula for measure in MEASURES.values()} | _OTHER_FORMULAS | gpus.FORMULAS,
         series=Series(
             itl=distributions(pairs, "itl", names, candidate),
             ttft=distributions(pairs, "ttft", names, candidate),
@@ -411,8 +427,10 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
     blocks = [block for block in evidence.blocks if block.backend == backend.name]
     rows = evidence.of(backend.name)
     ok = rows.filter(pl.col("status") == "ok")
-    gpus = backend.gpus
-    count = gpus.count if gpus else None
+    declared = backend.gpus
+    count = declared.count if declared else None
+    edges = gpus.edges(evidence.run, backend.name)
+    seen = gpus.told(edges)
     known = ok.filter(pl.col("cached_tokens").is_not_null() & pl.col("input_tokens").is_not_null())
     cached = _sum([block.cached_tokens for block in blocks])
     ideal = _sum([block.ideal_cached_tokens for block in blocks])
@@ -425,13 +443,14 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
             for block in blocks
         ]
     )
-    layout = ", ".join(f"{key}{value}" for key, value in sorted(gpus.layout.items())) if gpus else ""
+    layout = ", ".join(f"{key}{value}" for key, value in sorted(declared.layout.items())) if declared else ""
     return BackendSummary(
         name=backend.name,
         role=("baseline", "candidate")[index],
         decode_backend=backend.decode_backend,
         emulated=backend.emulated,
-        gpus=f"{gpus.count} x {gpus.kind}" + (f" ({layout})" if layout else "") if gpus else None,
+        gpus=f"{declared.count} x {declared.kind}" + (f" ({layout})" if layout else "") if declared else None,
+        gpus_verified=None if backend.emulated else f"{seen}, verified through NVML" if seen else "not verified",
         gpu_count=count,
         settings=dict(sorted(backend.settings.items())),
         blocks=len(blocks),
@@ -461,6 +480,7 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
         achieved_cached_share=cached / ideal if cached is not None and ideal else None,
         hit_rate=int(known["cached_tokens"].sum()) / int(known["input_tokens"].sum()) if len(known) else None,
         tokens_per_chunk=evidence.tokens_per_chunk[backend.name],
+        usage=gpus.usage(backend, edges, blocks),
     )
 
 

@@ -40,7 +40,7 @@ class Gaps(msgspec.Struct, frozen=True):
     longest_s: float
 
 
-def _slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
+def slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
     """(row number in ``rows``, t_ns, tokens) of every chunk of those rows, about _SLAB chunks at a time, rows never
     split."""
     numbered = rows.select("file", "chunk_start", "chunk_count").with_row_index("row").filter(pl.col("chunk_count") > 0)
@@ -67,7 +67,7 @@ def disagreeing(block: LoadedBlock, rows: pl.DataFrame) -> int:
     )
     counted, total = exact.to_numpy(), rows["output_tokens"].fill_null(0).to_numpy()
     found = 0
-    for row, t_ns, tokens in _slabs(block, rows):
+    for row, t_ns, tokens in slabs(block, rows):
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         ends = np.append(starts[1:], len(row)) - 1
         each = row[starts]
@@ -85,7 +85,7 @@ def arrivals(block: LoadedBlock, rows: pl.DataFrame, time_scale: float) -> Arriv
     step_ns = max(1_000_000 / time_scale, (ended - started) / _MOST_BINS)
     bins = int((ended - started) / step_ns) + 1
     tokens, found = np.zeros(bins, np.int64), np.zeros(bins, np.bool_)
-    for _, t_ns, carried in _slabs(block, rows):
+    for _, t_ns, carried in slabs(block, rows):
         inside = (t_ns >= started) & (t_ns <= ended)
         at = ((t_ns[inside] - started) / step_ns).astype(np.int64)
         found[at] = True
@@ -130,7 +130,7 @@ def gaps(block: LoadedBlock, rows: pl.DataFrame, session: Ints, sessions: int, t
     bins = len(GAP_EDGES) - 1
     counts = np.zeros(sessions * bins, np.int64)
     shortest, longest = np.inf, 0.0
-    for row, t_ns, _ in _slabs(block, rows):
+    for row, t_ns, _ in slabs(block, rows):
         same = row[1:] == row[:-1]
         gap = np.diff(t_ns)[same] * 1e-9 * time_scale
         if not len(gap):

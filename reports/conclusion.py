@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from replay.records import Manifest
+from reports.coverage import SPECIALISED
 from reports.gates.gate import Gate, Thresholds
 from reports.intervals import Effect
 from reports.power import sessions_needed
@@ -26,13 +28,26 @@ class Conclusion(msgspec.Struct, frozen=True):
     caveats: list[str]
 
 
+def compared(manifest: Manifest, gates: list[Gate]) -> str:
+    """What the ratio is of, in a sentence, where it is not of the decode path for certain; else empty."""
+    if all(backend.decode_backend != SPECIALISED for backend in manifest.backends):
+        others = [name for name in manifest.under_test if not name.endswith("decode_backend")]
+        what = ", ".join(others) or "two deployments"
+        return f"What is compared here is {what}: neither backend is set to the specialised decode path."
+    return _TWO_DEPLOYMENTS if any(gate.id == "path_proof" and gate.status == "unknown" for gate in gates) else ""
+
+
 def conclude(
-    interactivity: Effect | None, gates: list[Gate], thresholds: Thresholds, nothing: str = "No decode rate is known."
+    interactivity: Effect | None,
+    gates: list[Gate],
+    thresholds: Thresholds,
+    nothing: str = "No decode rate is known.",
+    comparison: str = "",
 ) -> Conclusion:
     """INCONCLUSIVE if a gate failed, a required one is unknown, or there is no ratio with an interval; otherwise by
     whether the interval of the candidate/baseline ratio of P90 interactivity lies above 1, below 1, or around it.
     Around it is "no difference" only if all of it lies within what may be called none; a wider one is too little
-    data. ``nothing``: why there is no ratio, if there is none."""
+    data. ``nothing``: why there is no ratio, if there is none. ``comparison``: what is compared, to be said first."""
     unknown = [gate for gate in gates if gate.status == "unknown"]
     caveats = [f"{gate.title}: unknown. {gate.explanation}" for gate in unknown if not gate.required]
     against = [
@@ -42,7 +57,7 @@ def conclude(
         for problem in gate.problems or [gate.explanation]
     ]
     against += [f"{gate.title}: unknown, and required. {gate.explanation}" for gate in unknown if gate.required]
-    first = [_TWO_DEPLOYMENTS] if any(gate.id == "path_proof" for gate in unknown) else []
+    first = [comparison] if comparison else []
     ratio = interactivity.ratio if interactivity else None
     if ratio is None or ratio.value is None:
         against.insert(0, f"There is nothing to compare. {nothing}")

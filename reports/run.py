@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, Plan, RequestRecord
+from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, MetricsSample, Plan, RequestRecord
 from workloads.errors import UserError
 
 _BATCH = 10_000  # records decoded to Python objects at a time
@@ -25,6 +26,7 @@ _UNREAD = (
     "finish_reason",
     "first_byte_ns",
     "reasoning_tokens",
+    "server_queue_s",
 )
 """Fields of RequestRecord that nothing here reads: left out of the frames, for the sake of large runs."""
 _BLOCK_NAME = re.compile(r"(\d+)-(.+)")
@@ -56,6 +58,8 @@ class LoadedBlock(msgspec.Struct, frozen=True):
     """Per worker."""
     health: list[pl.DataFrame]
     """Per worker, HealthSample fields as columns, in order of time; empty for one that left none."""
+    metrics: list[MetricsSample] = []
+    """Readings of the server's /metrics, in order of time; empty if it was not asked."""
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -181,7 +185,11 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
         health.append(_read_frame(samples, HealthSample, notes) if samples.exists() else _frame([], HealthSample))
     requests = pl.concat(frames) if frames else _frame([], RequestRecord).with_columns(file=pl.lit(0, pl.Int64))
     requests = requests.sort("session", "play", "stream", "turn", "phase", "end_ns", "request_id")
-    return LoadedBlock(block, folder.name, folder, requests, chunks, [samples.sort("t_ns") for samples in health])
+    readings = folder / "metrics.jsonl"
+    metrics = list(_records(readings, MetricsSample, notes)) if readings.exists() else []
+    return LoadedBlock(
+        block, folder.name, folder, requests, chunks, [samples.sort("t_ns") for samples in health], metrics
+    )
 
 
 def _chunk_file(path: Path) -> ChunkFile:
@@ -189,15 +197,25 @@ def _chunk_file(path: Path) -> ChunkFile:
 
 
 def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> pl.DataFrame:
-    """A JSONL file as a frame. A last line that was torn by a kill is dropped and noted; damage elsewhere is an
-    error."""
-    decode = msgspec.json.Decoder(schema).decode
+    """A JSONL file as a frame; see _records."""
     frames: list[pl.DataFrame] = []
     batch: list[msgspec.Struct] = []
+    for record in _records(path, schema, notes):
+        batch.append(record)
+        if len(batch) == _BATCH:
+            frames.append(_frame(batch, schema))
+            batch = []
+    return pl.concat([*frames, _frame(batch, schema)])
+
+
+def _records(path: Path, schema: type[T], notes: list[str]) -> Iterator[T]:
+    """The records of a JSONL file. A last line that was torn by a kill is dropped and noted; damage elsewhere is an
+    error."""
+    decode = msgspec.json.Decoder(schema).decode
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                batch.append(decode(line))
+                record = decode(line)
             except msgspec.MsgspecError as error:
                 if not line.endswith(b"\n") or not lines.readline():
                     notes.append(f"{path.parent.name}/{path.name}: torn last line ({number}) dropped")
@@ -205,10 +223,7 @@ def _read_frame(path: Path, schema: type[msgspec.Struct], notes: list[str]) -> p
                 raise UserError(
                     f"{path}:{number} is damaged: {error}. Move the block's folder away to judge the rest"
                 ) from None
-            if len(batch) == _BATCH:
-                frames.append(_frame(batch, schema))
-                batch = []
-    return pl.concat([*frames, _frame(batch, schema)])
+            yield record
 
 
 def _frame(records: list[msgspec.Struct], schema: type[msgspec.Struct]) -> pl.DataFrame:

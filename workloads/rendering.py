@@ -42,7 +42,7 @@ Table = npt.NDArray[np.bytes_]
 
 
 class Template(msgspec.Struct, frozen=True):
-    """Tokens that a server's chat template adds, measured with probes (replay/probes.py).
+    """Tokens that a server's chat template adds, measured with probes (replay/probes/template.py).
 
     ``first``: to a prompt of one user message, generation prompt included. ``with_system``: to one of a system and a
     user message (it may be less: some templates put in a system message of their own where there is none).

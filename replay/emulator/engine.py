@@ -37,9 +37,10 @@ class Engine:
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request; its ``deliver`` is called with its tokens, from the event loop."""
+        sequence.queued_ns = now = time.monotonic_ns()
         self.scheduler.add(sequence)
         if self._step is None:
-            self._begin(time.monotonic_ns())
+            self._begin(now)
 
     def abort(self, sequence: Sequence) -> None:
         """Drop a request whose client has left."""
@@ -55,6 +56,10 @@ class Engine:
         if step is None:
             self._log_run()
             return
+        if step.prompt_tokens:
+            for sequence, _, of_prompt in step.parts:
+                if of_prompt and not sequence.scheduled_ns:
+                    sequence.scheduled_ns = max(start_ns, sequence.queued_ns)  # a late step began before it came
         self._start_ns = start_ns
         self._due_ns = start_ns + round(step.seconds * self._ns_per_s)
         self._alarm.set(self._due_ns)

@@ -6,6 +6,7 @@ text needs no JSON escaping.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Tokens
 from typing import Any, Protocol
 
@@ -105,6 +106,7 @@ class OpenAIReply:
         }
         self._start = b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":0,'
         self._first = True
+        self._first_ns = 0
         self._each_usage = (
             b'],"usage":{"prompt_tokens":%d,"total_tokens":' % len(ask.prompt)
             if usage and ask.continuous_usage
@@ -120,6 +122,7 @@ class OpenAIReply:
         prompt_ids = b""
         if self._first:
             self._first = False
+            self._first_ns = time.monotonic_ns()
             if ask.return_token_ids:
                 prompt_ids = b',"prompt_token_ids":' + encode(ask.prompt.tolist())
             if self._chat:
@@ -156,6 +159,7 @@ class OpenAIReply:
             return DONE
         usage = _usage(self._ask, self._sequence, details=True)
         last = self._head | {"choices": [], "usage": usage, "system_fingerprint": self._fingerprint}
+        last["metrics"] = self._metrics(time.monotonic_ns())
         return b"data: " + encode(last) + b"\n\n" + DONE
 
     def fail(self, message: str) -> bytes:
@@ -179,6 +183,18 @@ class OpenAIReply:
         if self._usage:
             body["usage"] = _usage(self._ask, self._sequence, details=True)
         return encode(body)
+
+    def _metrics(self, last_ns: int) -> dict[str, float]:
+        """As vLLM with --enable-per-request-metrics, by the clock (not the emulated hardware's time)."""
+        sequence, first_ns = self._sequence, self._first_ns
+        metrics = {
+            "time_to_first_token_ms": (first_ns - sequence.scheduled_ns) / 1e6,
+            "generation_time_ms": (last_ns - first_ns) / 1e6,
+            "queue_time_ms": (sequence.scheduled_ns - sequence.queued_ns) / 1e6,
+        }
+        if sequence.output > 1:
+            metrics["mean_itl_ms"] = metrics["generation_time_ms"] / (sequence.output - 1)
+        return metrics
 
     def _finish(self) -> tuple[bytes, bytes]:
         """finish_reason and stop_reason as JSON; a reply that a fault breaks off never gets to its reason."""

@@ -43,6 +43,8 @@ class Sequence:
         "output",
         "private",
         "prompt",
+        "queued_ns",
+        "scheduled_ns",
         "seed",
         "specialised_tokens",
         "stop_reason",
@@ -78,6 +80,8 @@ class Sequence:
         self.deliver = deliver
         self.finish: Finish | None = None
         self.stop_reason: str | None = None
+        self.queued_ns = 0  # this and the next are the engine's, which has a clock
+        self.scheduled_ns = 0  # start of the first step that computes some of it
         self.cached: int | None = None  # prompt tokens found in the cache, once admitted
         self.computed = 0  # prompt tokens whose KV is there
         self.output = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.charts import context, frontier, interactivity, pairs, time, ttft
+from reports.charts import context, coverage, frontier, interactivity, pairs, time, ttft
 from reports.charts.chart import Chart
 
 CHARTS: list[Chart] = [
@@ -11,5 +11,6 @@ CHARTS: list[Chart] = [
     frontier.CHART,
     context.CHART,
     ttft.CHART,
+    coverage.CHART,
     time.CHART,
 ]

@@ -6,11 +6,14 @@ from reports.gates.gate import Evidence, Gate, none_completed, passing
 
 
 def judge(evidence: Evidence) -> Gate:
-    """Tokens per chunk after the first chunk, on pairs. Where they differ, a luckier draft model explains the speed,
-    not the backend."""
+    """Acceptance length by the servers' own counters, 1 + accepted / drafts, over the measured windows; where not both
+    backends have them, tokens per chunk after the first chunk, on pairs, as the client sees them. Where they differ, a
+    luckier draft model explains the speed, not the backend."""
     limit = evidence.thresholds.acceptance_difference
-    found = evidence.tokens_per_chunk
-    baseline, candidate = (found[name].value for name in evidence.names)
+    lengths = [evidence.counters[name].acceptance_length for name in evidence.names]
+    per_chunk = [evidence.tokens_per_chunk[name].value for name in evidence.names]
+    exact = None not in lengths
+    baseline, candidate = lengths if exact else per_chunk
     difference = abs(candidate / baseline - 1) if baseline and candidate else None
     return Gate(
         id="acceptance_parity",
@@ -21,7 +24,12 @@ def judge(evidence: Evidence) -> Gate:
         unit="share",
         explanation=(none_completed(evidence) or "No turn has several chunks and known token counts.")
         if difference is None
-        else f"Tokens per chunk: {evidence.names[0]} {baseline:.3f}, {evidence.names[1]} {candidate:.3f}, "
-        f"{difference:.1%} apart."
+        else ("Acceptance length, by the servers' counters" if exact else "Tokens per chunk")
+        + f": {evidence.names[0]} {baseline:.3f}, {evidence.names[1]} {candidate:.3f}, {difference:.1%} apart"
+        + (f" (tokens per chunk at the client: {_told(per_chunk[0])}, {_told(per_chunk[1])})." if exact else ".")
         + ("" if difference <= limit else " Not a backend effect: the drafts accepted differ."),
     )
+
+
+def _told(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None else "unknown"

@@ -9,6 +9,8 @@ import msgspec
 import polars as pl
 
 from reports.blocks import BlockSummary, counted
+from reports.counters import ServerCounters
+from reports.coverage import PathCoverage
 from reports.intervals import Effect, Estimate, NoiseFloor
 from reports.measures import CountSource
 from reports.pairs import Pairs
@@ -58,8 +60,20 @@ class Thresholds(msgspec.Struct, frozen=True):
     noise_multiple: float = 2.0
     """The noise floor is this many standard errors of block-to-block noise."""
     acceptance_difference: float = 0.05
-    """Relative difference between backends in tokens per chunk, at most: beyond it the draft model explains the
-    effect."""
+    """Relative difference between backends in acceptance length (tokens per chunk, without the servers' counters), at
+    most: beyond it the draft model explains the effect."""
+    foreign_tokens: float = 0.01
+    """Tokens that a server counted beyond those of our own requests, as a share of the latter, at most."""
+    server_itl_difference: float = 0.02
+    """Median over turns of the client's / the server's own time per output token, less 1: at most this far from 0."""
+    server_itl_means_difference: float = 0.05
+    """The same for the ratio of means, where turns cannot be compared one by one: a mean follows single stalls."""
+    server_ttft_excess: float = 0.25
+    """Median over turns of the client's less the server's own TTFT, as a share of the median TTFT, at most; or, if that
+    is longer, ..."""
+    server_ttft_excess_ms: float = 50.0
+    """... this many milliseconds. The server's TTFT leaves out its own front end, which took vLLM 6 to 56 ms on a busy
+    host of two cores."""
     specialised_share: float = 0.5
     """Share of decode tokens that ran specialised on a backend that is set so, at least."""
     stray_specialised_share: float = 0.01
@@ -80,6 +94,10 @@ class Evidence(msgspec.Struct, frozen=True):
     noise: NoiseFloor
     count_sources: dict[str, CountSource | None]
     tokens_per_chunk: dict[str, Estimate]
+    counters: dict[str, ServerCounters]
+    """Each backend's own counters; without blocks if its /metrics were not read."""
+    paths: list[PathCoverage]
+    """Baseline's and candidate's."""
 
     @property
     def names(self) -> tuple[str, str]:

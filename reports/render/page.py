@@ -9,6 +9,8 @@ from pathlib import Path
 import jinja2
 
 from reports.analysis import Analysis, BackendSummary, Row
+from reports.counters import ServerCounters
+from reports.coverage import CONCURRENCY, CONTEXT, Stratum
 from reports.intervals import FEWEST_BEYOND
 from reports.render import words
 
@@ -31,6 +33,10 @@ def fill(template: str, analyses: Sequence[Analysis], **more: object) -> str:
         stamps=stamps,
         tags=list(dict.fromkeys(stamp.split(":")[0] for stamp in stamps)),
         backend_table=_backend_table(analysis),
+        path_tables=_path_tables(analysis),
+        path_note=PATH_NOTE,
+        counter_table=_counter_table(analysis),
+        acceptance_table=_acceptance_table(analysis),
         block_columns=BLOCK_COLUMNS,
         block_table=_block_table(analysis),
         provenance=_provenance(analysis),
@@ -87,7 +93,7 @@ def _backend_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
         per_gpu = "per GPU" if b.gpu_count else "GPUs not declared"
         return [
             ("Decode backend", b.decode_backend),
-            ("GPUs", b.gpus or "not declared"),
+            ("GPUs", "; ".join(filter(None, [b.gpus or "not declared", b.gpus_verified]))),
             ("Settings", words.settings(b.settings)),
             ("Blocks; turns sent; ok", f"{b.blocks}; {b.sent:,}; {b.ok:,}"),
             ("Attempts at blocks not finished", words.counted(b.cut_short)),
@@ -107,10 +113,99 @@ def _backend_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
             ("Hit rate, cached / input tokens", words.share(b.hit_rate)),
             ("Tokens per chunk", chunks + (f" ({within})" if within else "")),
             ("Token counts by", (b.count_source or "none") + f"; per chunk: {words.counted(b.token_sources)}"),
+            ("Energy per output token, J", words.number(b.usage.energy_per_output_token_j)),
+            ("Mean power of its GPUs, W", words.number(b.usage.mean_power_w)),
+            ("Cost per million output tokens", words.number(b.usage.cost_per_million_output_tokens)),
         ]
 
     both = [line(backend) for backend in analysis.backends]
-    return [(label, [one[index][1] for one in both]) for index, (label, _) in enumerate(both[0])]
+    rows = [(label, [one[index][1] for one in both]) for index, (label, _) in enumerate(both[0])]
+    return [row for row in rows if row[0] not in _SHOWN_IF_KNOWN or set(row[1]) != {words.DASH}]
+
+
+def _path_tables(analysis: Analysis) -> list[tuple[str, list[tuple[str, list[tuple[str, str, str]]]]]]:
+    """The decode path by concurrency, and by context: (title, [(label, (amount, share, the rest) of each backend)])."""
+
+    def table(labels: Sequence[str], of: list[list[Stratum]]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        by_label = [{stratum.label: stratum for stratum in strata} for strata in of]
+        return [
+            (label, [words.stratum(mine.get(label)) for mine in by_label])
+            for label in labels
+            if any(label in mine for mine in by_label)
+        ]
+
+    totals = [[path.total] if path.total is not None else [] for path in analysis.paths]
+    by_concurrency = [total + path.by_concurrency for total, path in zip(totals, analysis.paths, strict=True)]
+    tables = [
+        ("Decoding at once", table(("all", *CONCURRENCY), by_concurrency)),
+        ("Context, tokens", table(CONTEXT, [path.by_context for path in analysis.paths])),
+    ]
+    return [(title, rows) for title, rows in tables if rows]
+
+
+PATH_NOTE = (
+    "Decoding at once: requests in the step that had their first token already. Shares are of the output tokens of "
+    "decode steps, first tokens left out; those of the rest are by reason, and together they are the row. Context: a "
+    "request’s tokens so far, prompt and output (k: 1,024), each chunk that the client received counted with the step "
+    "whose tokens came last before it."
+)
+
+_SHOWN_IF_KNOWN = ("Energy per output token, J", "Mean power of its GPUs, W", "Cost per million output tokens")
+
+
+def _counter_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
+    """Rows of both servers' own counters, those that neither has left out; none if /metrics was read of neither."""
+
+    def line(c: ServerCounters, blocks: int) -> list[tuple[str, str | None]]:
+        def each(counts: dict[str, int]) -> str | None:
+            parts = [f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items() if count]
+            return (", ".join(parts) or "none") if counts else None
+
+        def whole(value: int | None) -> str | None:
+            return words.count(value) if value is not None else None
+
+        ours = (sum(w.generated_for_us for w in c.work), sum(w.prompts_for_us for w in c.work)) if c.blocks else None
+        return [
+            ("Blocks with a reading at both edges", f"{c.blocks} of {blocks}"),
+            ("Tokens generated, by the server", whole(c.generation_tokens)),
+            ("… by our requests, at most", whole(ours[0]) if ours else None),
+            ("Prompt tokens, by the server", whole(c.prompt_tokens)),
+            ("… of our requests, at most", whole(ours[1]) if ours else None),
+            ("Prompt tokens by source", each(c.prompt_tokens_by_source)),
+            (
+                "Prefix-cache hits / queries, tokens",
+                _of(c.prefix_cache_hits, c.prefix_cache_queries) if c.prefix_cache_queries is not None else None,
+            ),
+            ("Preemptions", whole(c.preemptions)),
+            ("Requests ended, by reason", each(c.finished)),
+            ("Requests waiting, mean", words.number(c.waiting_mean) if c.waiting_mean is not None else None),
+            ("… the most", whole(c.waiting_max)),
+            ("Requests running, the most", whole(c.running_max)),
+            ("KV cache in use, the most", words.share(c.kv_use_max) if c.kv_use_max is not None else None),
+            ("Drafts", whole(c.drafts)),
+            ("Accepted / draft tokens", _of(c.accepted_tokens, c.draft_tokens) if c.drafts is not None else None),
+            (
+                "Acceptance length, 1 + accepted / drafts",
+                words.number(c.acceptance_length, 4) if c.acceptance_length is not None else None,
+            ),
+            ("TTFT in the server, mean", words.seconds(c.ttft_mean_s) if c.ttft_mean_s is not None else None),
+            ("ITL in the server, mean", words.seconds(c.itl_mean_s) if c.itl_mean_s is not None else None),
+        ]
+
+    if not any(c.blocks for c in analysis.counters):
+        return []
+    sides = [line(c, b.blocks) for c, b in zip(analysis.counters, analysis.backends, strict=True)]
+    rows = [(one[0], [one[1], another[1]]) for one, another in zip(*sides, strict=True)]
+    return [(label, [value or "absent" for value in values]) for label, values in rows if any(values)]
+
+
+def _acceptance_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
+    """Rows of (draft position from 1, accepted share of drafts by backend); none without speculation."""
+    positions = [c.acceptance_by_position for c in analysis.counters]
+    return [
+        (str(number + 1), [words.share(each[number]) if number < len(each) else "absent" for each in positions])
+        for number in range(max(map(len, positions), default=0))
+    ]
 
 
 def _block_table(analysis: Analysis) -> list[tuple[str, list[str]]]:

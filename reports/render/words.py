@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from reports.analysis import Analysis
+from reports.coverage import PathCoverage, Stratum
 from reports.gates.gate import Gate
 from reports.intervals import Estimate
 
 DASH = "–"
 _SHORT_S = 180.0
+_SAME_SHARE = 1e-9
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -159,6 +161,32 @@ def _detail(gate: Gate, key: str, value: float | None) -> str:
 def counted(counts: dict[str, int]) -> str:
     """ "3 x http 503, 1 x stalled"; "none" for nothing."""
     return ", ".join(f"{count:,} x {name}" for name, count in counts.items()) or "none"
+
+
+def path_unit(path: PathCoverage) -> str:
+    """What amounts and shares of a path's strata are of."""
+    return "steps" if path.total is not None and path.total.tokens is None else "tokens"
+
+
+def path_summary(path: PathCoverage) -> str:
+    """A backend's shares of decode steps and tokens, in a sentence."""
+    total = path.total
+    if total is None:
+        return "unknown."
+    steps = f"{share(total.share_of_steps)} of {total.steps:,} decode steps" if total.steps is not None else ""
+    tokens = f"{share(total.share_of_tokens)} of {total.tokens:,} decode tokens" if total.tokens is not None else ""
+    said = f"{path.counted}: {' and '.join(filter(None, [steps, tokens]))}."
+    if path.at_least is not None and path.at_most is not None and path.at_most - path.at_least > _SAME_SHARE:
+        said += f" The true share lies between {share(path.at_least)} and {share(path.at_most)}."
+    return said
+
+
+def stratum(found: Stratum | None) -> tuple[str, str, str]:
+    """Tokens (or steps), the share that is counted, and the others by reason; dashes for none."""
+    if found is None:
+        return DASH, DASH, DASH
+    amount = found.tokens if found.tokens is not None else found.steps
+    return count(amount), share(found.share), ", ".join(f"{why} {share(x)}" for why, x in found.reasons.items()) or DASH
 
 
 def stamps(analyses: Sequence[Analysis]) -> list[str]:

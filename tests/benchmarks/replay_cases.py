@@ -22,7 +22,9 @@ import psutil
 from replay.compare import run_blocks, start_run
 from replay.emulator.truth import read_emissions
 from replay.experiment import experiment_of
+from replay.servers import Servers
 from tests.benchmarks.wire_cases import CORES, Row, instant_server
+from tests.integration.runs import silent
 from tests.shared import TRACES
 from workloads.content import vocabulary_of_range
 from workloads.formats import weka
@@ -230,9 +232,10 @@ def _watched(described: dict[str, Any], run: Path, *, skip_lengths: bool) -> tup
 
 def _compare(described: dict[str, Any], run: str, skip_lengths: bool) -> None:
     if skip_lengths:
-        from replay import probes  # the instant server says 10 prompt tokens whatever it gets
+        from replay.probes import lengths  # the instant server says 10 prompt tokens whatever it gets
 
-        probes._LENGTHS = ()
+        lengths.LENGTHS = lengths.CONVERSATION = []
     experiment = experiment_of(described)
-    manifest = start_run(experiment, Path(run), allow_unmatched=False, tell=lambda event: None)
-    run_blocks(experiment, Path(run), manifest, lambda event: None)
+    with Servers(experiment, Path(run), silent) as servers:
+        manifest = start_run(experiment, servers, Path(run), allow_unmatched=False, tell=silent)
+        run_blocks(experiment, servers, Path(run), manifest, silent)

@@ -7,12 +7,19 @@ from typing import Any
 
 import msgspec
 
-from replay.compare import run_blocks, start_run
+from replay.compare import resume_run, run_blocks, start_run
 from replay.experiment import Experiment, experiment_of
-from replay.records import Block, RequestRecord
+from replay.preflight import Prepared, prepare
+from replay.progress import Event, Tell
+from replay.records import Block, Manifest, RequestRecord
 from replay.rundir import read_block
+from replay.servers import Servers
 
 GPUS = {"count": 1, "kind": "emulated", "layout": {"tp": 1}}
+
+
+def silent(_: Event) -> None:
+    """Tells nobody."""
 
 
 def experiment(
@@ -59,9 +66,27 @@ def experiment(
 
 def run(described: Experiment, folder: Path, *, allow_unmatched: bool = False) -> Path:
     """Measure all blocks; returns the run directory."""
-    manifest = start_run(described, folder, allow_unmatched=allow_unmatched, tell=lambda _: None)
-    run_blocks(described, folder, manifest, lambda _: None)
+    start(described, folder, allow_unmatched=allow_unmatched)
+    resume(described, folder)
     return folder
+
+
+def start(described: Experiment, folder: Path, *, allow_unmatched: bool = False) -> Manifest:
+    """Make the run directory; nothing is measured yet."""
+    with Servers(described, folder, silent) as servers:
+        return start_run(described, servers, folder, allow_unmatched=allow_unmatched, tell=silent)
+
+
+def resume(described: Experiment, folder: Path, tell: Tell = silent) -> None:
+    """Measure the blocks that are not finished."""
+    with Servers(described, folder, silent) as servers:
+        run_blocks(described, servers, folder, resume_run(described, folder), tell)
+
+
+def prepared(described: Experiment, folder: Path, tell: Tell = silent) -> Prepared:
+    """The preflight of both backends."""
+    with Servers(described, folder, silent) as servers:
+        return prepare(described, servers, folder, tell)
 
 
 def blocks(folder: Path) -> list[tuple[Path, Block]]:

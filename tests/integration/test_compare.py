@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from replay.compare import resume_run, run_blocks, start_run
+from replay.compare import resume_run
 from replay.emulator import language, process
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.truth import read_emissions
@@ -22,7 +22,7 @@ from replay.plan import SessionFile, read_plan
 from replay.progress import Event
 from replay.records import CHUNK
 from replay.rundir import read_block
-from tests.integration.runs import GPUS, blocks, experiment, records, run
+from tests.integration.runs import GPUS, blocks, experiment, records, resume, run, start
 from workloads.errors import UserError
 
 
@@ -121,9 +121,9 @@ def test_br_27_every_block_starts_cold_on_one_server(tmp_path: Path, api: str) -
 def test_unmatched_gpus_are_refused_and_stamped_when_forced(tmp_path: Path) -> None:
     unmatched = experiment(candidate={"gpus": {"count": 2, "kind": "emulated", "layout": {"tp": 2}}})
     with pytest.raises(UserError, match="GPU count: baseline 1, candidate 2"):
-        start_run(unmatched, tmp_path / "refused", allow_unmatched=False, tell=lambda _: None)
+        start(unmatched, tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
-    manifest = start_run(unmatched, tmp_path / "forced", allow_unmatched=True, tell=lambda _: None)
+    manifest = start(unmatched, tmp_path / "forced", allow_unmatched=True)
     assert not manifest.matched_gpus
     assert len(manifest.unmatched_reasons) == 2
 
@@ -180,14 +180,14 @@ def test_a_server_that_dies_ends_the_block_and_resume_measures_it_again(tmp_path
         both={"url": server.url, "gpus": GPUS}, token_ids=[500, 4000], replay={"lanes": 12, "pause_cap_s": 1.0}
     )
     folder = tmp_path / "run"
-    manifest = start_run(described, folder, allow_unmatched=False, tell=lambda _: None)
+    start(described, folder)
 
     def tell(event: Event) -> None:
         if event.block == 2 and event.counts and event.counts.ended > 5:
             process.stop(server)
 
     with pytest.raises(UserError, match="the server is gone"):
-        run_blocks(described, folder, manifest, tell)
+        resume(described, folder, tell)
     assert [block.index for _, block in blocks(folder)] == [1]
     again = subprocess.Popen(
         [sys.executable, "-m", "decodegate", "emulate", "--port", str(port)], stdout=subprocess.PIPE, text=True
@@ -195,7 +195,7 @@ def test_a_server_that_dies_ends_the_block_and_resume_measures_it_again(tmp_path
     try:
         assert again.stdout is not None
         again.stdout.readline()
-        run_blocks(described, folder, resume_run(described, folder), lambda _: None)
+        resume(described, folder)
     finally:
         again.terminate()
         again.wait(20)
@@ -209,7 +209,7 @@ def test_a_resumed_block_starts_cold_on_a_server_that_lived_on(tmp_path: Path) -
     try:
         described = experiment(both={"url": server.url, "gpus": GPUS}, token_ids=[500, 4000])
         folder = tmp_path / "run"
-        manifest = start_run(described, folder, allow_unmatched=False, tell=lambda _: None)
+        manifest = start(described, folder)
         assert manifest.emulated, "an emulator behind a URL is an emulator"
         assert manifest.time_scale == 5
 
@@ -218,13 +218,13 @@ def test_a_resumed_block_starts_cold_on_a_server_that_lived_on(tmp_path: Path) -
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            run_blocks(described, folder, manifest, interrupt)
+            resume(described, folder, interrupt)
         cut = next((folder / "blocks").iterdir())
         left = read_block(cut)
         assert left is not None
         assert left.cut_short == "interrupted"
         assert len(records(cut)) > 20
-        run_blocks(described, folder, resume_run(described, folder), lambda _: None)
+        resume(described, folder)
     finally:
         process.stop(server)
     assert cut.with_name(cut.name + ".interrupted-1").is_dir()
@@ -262,8 +262,7 @@ def test_kill_9_in_mid_block_then_resume(tmp_path: Path) -> None:
     first = blocks(folder)[0][0]
     before = {path.name: path.read_bytes() for path in first.iterdir() if path.is_file()}
     _wait_until_quiet(folder)
-    resumed = resume_run(described, folder)
-    run_blocks(described, folder, resumed, lambda _: None)
+    resume(described, folder)
     assert {path.name: path.read_bytes() for path in first.iterdir() if path.is_file()} == before
     assert [block.index for _, block in blocks(folder)] == [1, 2, 3, 4]
     assert second.with_name(second.name + ".interrupted-1").is_dir()

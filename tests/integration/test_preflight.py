@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from replay.emulator import language
-from replay.preflight import Prepared, prepare
-from tests.integration.runs import GPUS, experiment
+from replay.preflight import Prepared
+from tests.integration.runs import GPUS, experiment, prepared
 from tests.scripted_server import DONE, Request, Step, event, reply, serve, stream, usage
 from workloads.content import vocabulary_of_tokenizer
 from workloads.errors import UserError
@@ -58,7 +58,7 @@ def ask(script: Callable[[Request], list[Step]], folder: Path, **changes: Any) -
     told: list[str] = []
     with serve(script) as running:
         described = experiment(both={"url": running.url, "gpus": GPUS}, token_ids=[1000, 2000], **changes)
-        return prepare(described, folder, lambda e: told.append(e.text)), told
+        return prepared(described, folder, lambda e: told.append(e.text)), told
 
 
 def test_a_plain_server_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -86,15 +86,15 @@ def test_both_backends_get_the_fields_of_the_weaker_one(tmp_path: Path) -> None:
         described = experiment(token_ids=[1000, 2000], both={"url": strong.url, "gpus": GPUS})
         candidate = described.backends.candidate.model_copy(update={"url": weak.url})
         mixed = described.backends.model_copy(update={"candidate": candidate})
-        prepared = prepare(described.model_copy(update={"backends": mixed}), tmp_path, lambda _: None)
-    assert prepared.rendering.length_control == "min_tokens"
+        seen = prepared(described.model_copy(update={"backends": mixed}), tmp_path)
+    assert seen.rendering.length_control == "min_tokens"
 
 
 def test_an_emulator_is_not_compared_with_a_real_server(tmp_path: Path) -> None:
     with serve(server()) as real:
         described = experiment(token_ids=None, candidate={"emulator": None, "url": real.url})
         with pytest.raises(UserError, match="one backend is an emulator"):
-            prepare(described, tmp_path, lambda _: None)
+            prepared(described, tmp_path)
 
 
 def test_messages_need_a_server_that_counts(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_messages_need_a_server_that_counts(tmp_path: Path) -> None:
     with serve(server(usages=False)) as real:
         described = experiment(api="chat", tokenizer=str(tmp_path), both={"url": real.url, "gpus": GPUS})
         with pytest.raises(UserError, match="no usage"):
-            prepare(described, tmp_path / "servers", lambda _: None)
+            prepared(described, tmp_path / "servers")
 
 
 def test_no_usage_is_a_warning_and_no_streaming_is_refused(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_dead_server_is_named(tmp_path: Path) -> None:
         url = running.url
     described = experiment(both={"url": url, "gpus": GPUS}, token_ids=[1000, 2000])
     with pytest.raises(UserError, match="is the server up"):
-        prepare(described, tmp_path, lambda _: None)
+        prepared(described, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -168,4 +168,4 @@ def test_br_37_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other.save(str(tmp_path / "tokenizer.json"))
     described = experiment(api="chat", tokenizer=str(tmp_path))
     with pytest.raises(UserError, match=r"tokenizer"):
-        prepare(described, tmp_path / "servers", lambda _: None)
+        prepared(described, tmp_path / "servers")

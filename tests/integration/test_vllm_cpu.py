@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from replay.preflight import prepare
-from tests.integration.runs import blocks, experiment, records, run
+from tests.integration.runs import blocks, experiment, prepared, records, run
 from tests.shared import SHARED
 
 VENV = Path(os.environ.get("DECODEGATE_VLLM_CPU", "/nonexistent"))
@@ -114,10 +113,10 @@ def test_preflight_knows_a_real_server(vllm: Server, tmp_path: Path) -> None:
     described = experiment(
         model="tiny", api="chat", tokenizer=str(vllm.model), both={"url": vllm.url + "/v1", "gpus": GPUS}
     )
-    prepared = prepare(described, tmp_path, lambda _: None)
-    assert prepared.rendering.length_control == "ignore_eos"
-    assert prepared.max_context == 4096
+    seen = prepared(described, tmp_path)
+    assert seen.rendering.length_control == "ignore_eos"
+    assert seen.max_context == 4096
     # byte-level tokens of: <|im_start|>user\n ... <|im_end|>\n<|im_start|>assistant\n
-    assert prepared.rendering.template.first == 1 + len("user\n") + 1 + 1 + 1 + len("assistant\n")
-    assert prepared.rendering.template.pair == (1 + len("user\n") + 2) + (1 + len("assistant\n") + 2)
-    assert str(prepared.facts["baseline"].server["version"]).startswith("0.")
+    assert seen.rendering.template.first == 1 + len("user\n") + 1 + 1 + 1 + len("assistant\n")
+    assert seen.rendering.template.pair == (1 + len("user\n") + 2) + (1 + len("assistant\n") + 2)
+    assert str(seen.facts["baseline"].server["version"]).startswith("0.")

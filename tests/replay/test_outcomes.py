@@ -645,3 +645,35 @@ def test_negative_counts_are_none() -> None:
 def test_many_more_tokens_than_asked_is_other_work() -> None:
     result = judge([(1, C("a")), (2, FIN("length")), (3, USE(5, 36)), (4, DONE)], 12)
     assert (result.status, result.error) == ("failed", "too long")
+
+
+METRICS = {"time_to_first_token_ms": 31.5, "generation_time_ms": 90.0, "queue_time_ms": 8.5, "mean_itl_ms": 10.0}
+
+
+def test_the_servers_own_times_are_taken_from_its_last_chunk() -> None:
+    """vLLM's time to first token starts when the request is scheduled: its time in the queue comes on top."""
+    last = event(json.dumps({"choices": [], "usage": usage(5, 1), "metrics": METRICS}))
+    result = judge([(50, C("a")), (51, FIN("length")), (52, last), (53, DONE)], 1)
+    assert result.status == "ok"
+    assert result.server_first_token_s == pytest.approx(0.040)
+    assert result.server_queue_s == pytest.approx(0.0085)
+    assert result.server_itl_s == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        None,
+        {},
+        ["ttft", 5],
+        {"queue_time_ms": 8.5, "mean_itl_ms": None},  # the rest of the TTFT is not known
+        {"time_to_first_token_ms": 31.5, "queue_time_ms": "8.5"},
+        {"time_to_first_token_ms": -1.0, "queue_time_ms": 8.5, "mean_itl_ms": 1e12},
+    ],
+)
+def test_times_that_are_none_are_null_and_harm_no_reply(metrics: object) -> None:
+    last = event(json.dumps({"choices": [], "usage": usage(5, 1), "metrics": metrics}))
+    result = judge([(50, C("a")), (51, FIN("length")), (52, last), (53, DONE)], 1)
+    assert result.status == "ok"
+    assert result.server_first_token_s is None
+    assert result.server_itl_s is None

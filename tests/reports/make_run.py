@@ -12,15 +12,19 @@ import numpy as np
 
 from replay.records import (
     CHUNK,
+    STEP,
     Backend,
     Block,
     Gpus,
     HealthSample,
     Manifest,
+    MetricsSample,
     Plan,
     Play,
     RequestRecord,
     Session,
+    Snapshot,
+    StepLog,
     Stream,
     Turn,
 )
@@ -100,6 +104,7 @@ def write_block(
     workers: int = 1,
     loop_lag_ms: float = 0.2,
     steps: list[dict[str, Any]] | None = None,
+    metrics: list[MetricsSample] | None = None,
     **changes: Any,
 ) -> Path:
     """Write one block; requests are dealt out to the workers in turn. ``changes`` replace fields of Block."""
@@ -128,6 +133,8 @@ def write_block(
     if steps is not None:
         (folder / "server").mkdir()
         (folder / "server" / "steps.jsonl").write_bytes(b"".join(msgspec.json.encode(s) + b"\n" for s in steps))
+    if metrics is not None:
+        (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(s) + b"\n" for s in metrics))
     block = Block(
         index=index, backend=backend, salt=str(index), started_unix_s=1.7e9, started_ns=started_ns, ended_ns=ended_ns,
         drained_ns=ended_ns, warmup_s=1.0, warmup_requests=1, warmup_planned=2, sent=len(requests),
@@ -137,6 +144,26 @@ def write_block(
     block = msgspec.structs.replace(block, **changes)
     (folder / "block.json").write_bytes(msgspec.json.encode(block))
     return folder
+
+
+def readings(records: list[RequestRecord], started_ns: int) -> list[MetricsSample]:
+    """What the /metrics of a server that served just these say, on top of earlier totals, with one reading between."""
+    tokens = sum(record.output_tokens or 0 for record in records)
+    prompts = sum(record.input_tokens or 0 for record in records)
+    engine = {"engine": "0", "model_name": "m"}
+
+    def page(generated: int, prompt: int) -> list[tuple[str, dict[str, str], float]]:
+        return [
+            ("vllm:generation_tokens_total", engine, float(generated)),
+            ("vllm:prompt_tokens_total", engine, float(prompt)),
+        ]
+
+    gauges = [("vllm:num_requests_running", engine, 2.0), ("vllm:num_requests_waiting", engine, 0.0)]
+    return [
+        MetricsSample(t_ns=started_ns - MS, at="start", samples=page(5_000, 70_000)),
+        MetricsSample(t_ns=started_ns + MS, at="between", samples=gauges),
+        MetricsSample(t_ns=started_ns + 2 * MS, at="end", samples=page(5_000 + tokens, 70_000 + prompts)),
+    ]
 
 
 def write_frame(run: Path, *, send: int, order: list[str], lanes: int = 2, **changes: Any) -> None:
@@ -189,13 +216,16 @@ def make_run(
     per_chunk: dict[str, int] | None = None,
     block: dict[str, Any] | None = None,
     specialised_share: float | None = None,
+    server_tells: bool = False,
     **changes: Any,
 ) -> Path:
     """An experiment of ``sessions`` x ``turns`` turns a block: all ok, all gates pass, but for what ``change`` spoils.
 
     The baseline takes ``baseline_s`` a token, times a lognormal turn effect that is the same in every block and
     lognormal ``noise`` that is not; the candidate takes 1/``ratio`` of that. ``specialised_share`` writes an emulator's
-    log of steps in which the candidate ran that share of its decode tokens specialised.
+    log of steps in which the candidate ran that share of its decode tokens specialised. ``server_tells``: replies hold
+    the server's own times (2 ms before the client's TTFT, and its ITL), its /metrics were read, and
+    snapshots of it were taken.
     """
     rng = np.random.default_rng(seed)
     names = [BASELINE if letter == "A" else CANDIDATE for letter in order]
@@ -216,6 +246,9 @@ def make_run(
                     asked_input=asked, ideal_cached=asked - 500 if t else 0,
                     per_chunk=(per_chunk or {}).get(name, 1),
                 )  # fmt: skip
+                if server_tells:
+                    own = {"server_first_token_s": 0.048 + 0.01 * t, "server_queue_s": 0.001}
+                    record = msgspec.structs.replace(record, server_itl_s=per_token, **own)
                 at = record.end_ns + 100 * MS
                 written = change(index, name, record) if change else record
                 if written is not None:
@@ -223,10 +256,49 @@ def make_run(
         steps = None
         if specialised_share is not None:
             mine = specialised_share if name == CANDIDATE else 0.0
+            decoded = sum(tokens for _, pieces in rows for _, tokens in pieces[1:])
             steps = [
-                {"t_ns": started + MS * i, "rows": 1, "prompt_tokens": 0, "decode_tokens": 10,
+                {"t_ns": started + MS * i, "end_ns": started + MS * (i + 1), "steps": 1, "rows": 2,
+                 "prompt_tokens": 0, "decode_tokens": -(-decoded // 100),
                  "specialised": i < mine * 100, "reason": "" if i < mine * 100 else "prompt rows"}
                 for i in range(100)
             ]  # fmt: skip
-        write_block(run, index, name, rows, started_ns=started, workers=workers, steps=steps, **(block or {}))
+        own_count = readings([record for record, _ in rows], started) if server_tells else None
+        folder = write_block(
+            run, index, name, rows, started_ns=started, workers=workers, steps=steps, metrics=own_count, **(block or {})
+        )
+        if server_tells:
+            write_snapshots(folder, *(Snapshot(t_ns=started, version="0.33.0", fingerprint=name) for _ in range(2)))
     return run
+
+
+def add_step_log(
+    run: Path, index: int, backend: str, steps: list[dict[str, Any]], engine: int = 0, **head: Any
+) -> None:
+    """Give a block a server with a step log. ``steps`` are fields of STEP records; those left out are -1. ``head``
+    replaces fields of StepLog."""
+    server = f"servers/{index:02d}-{backend}"
+    folder = run / server / "steps"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = STEP.names or ()
+    records = np.array([tuple(step.get(name, -1) for name in names) for step in steps], STEP)
+    (folder / f"{engine}-77.bin").write_bytes(records.tobytes())
+    log = StepLog(
+        engine=engine, pid=77, started_ns=0, started_unix_s=0.0, vllm_version="0.33.0",
+        cudagraph_mode="FULL_AND_PIECEWISE", capture_sizes=[1, 2, 4, 8], cudagraph_metrics=True, draft_tokens=0,
+        decode_backend="latency_specialized" if backend == CANDIDATE else None,
+    )  # fmt: skip
+    (folder / f"{engine}-77.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(log, **head)))
+    rewrite_block(run / "blocks" / f"{index:02d}-{backend}", server=server)
+
+
+def rewrite_block(folder: Path, **changes: Any) -> None:
+    """Replace fields of a written block."""
+    block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
+    (folder / "block.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(block, **changes)))
+
+
+def write_snapshots(folder: Path, before: Snapshot, after: Snapshot) -> None:
+    """What was seen of the server and its GPUs at the edges of a block."""
+    (folder / "before.json").write_bytes(msgspec.json.encode(before))
+    (folder / "after.json").write_bytes(msgspec.json.encode(after))

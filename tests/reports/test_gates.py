@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from replay.records import CHUNK, Backend, Block, Gpus, RequestRecord
+from replay.records import CHUNK, Backend, Gpus, RequestRecord
 from reports import chunks
 from reports.analysis import Analysis, analyse
 from reports.cli import report
@@ -20,7 +20,7 @@ from reports.gates.gate import Gate, Thresholds
 from reports.intervals import Effect, Estimate
 from reports.render import html, markdown
 from reports.render import json as as_json
-from tests.reports.make_run import BASELINE, CANDIDATE, MS, failed, make_run
+from tests.reports.make_run import BASELINE, CANDIDATE, MS, failed, make_run, rewrite_block
 
 Record = RequestRecord
 replace = msgspec.structs.replace
@@ -35,9 +35,9 @@ def gate(found: Analysis, name: str) -> Gate:
 
 
 def test_a_sound_run_passes_every_gate(tmp_path: Path) -> None:
-    found = judged(tmp_path, specialised_share=0.9)
+    found = judged(tmp_path, specialised_share=0.9, server_tells=True)
     assert {gate.id: gate.status for gate in found.gates} == {gate.id: "pass" for gate in found.gates}
-    assert len(found.gates) == 17
+    assert len(found.gates) == 20
     assert found.conclusion.outcome == "candidate faster"
 
 
@@ -98,11 +98,6 @@ def gets_further_and_fails(_: int, backend: str, record: Record) -> Record | Non
 
 def cut_at_the_end(_: int, __: str, record: Record) -> Record:
     return replace(failed(record, error="cut"), status="cut") if record.turn == 4 else record
-
-
-def rewrite_block(folder: Path, **changes: Any) -> None:
-    block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
-    (folder / "block.json").write_bytes(msgspec.json.encode(replace(block, **changes)))
 
 
 def warm_cache(_: int, backend: str, record: Record) -> Record:

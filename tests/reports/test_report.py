@@ -36,7 +36,8 @@ def small(path: Path, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, str, str]:
     """One emulated run, analysed and rendered as HTML and Markdown."""
-    found = analyse(make_run(tmp_path_factory.mktemp("emulated"), sessions=10, turns=8, emulated=True))
+    folder = tmp_path_factory.mktemp("emulated")
+    found = analyse(make_run(folder, sessions=10, turns=8, emulated=True, specialised_share=0.7))
     return found, html.render([found]), markdown.render([found])
 
 
@@ -227,7 +228,7 @@ def test_what_servers_say_is_escaped(tmp_path: Path) -> None:
 
 def test_markdown_tables_have_equal_columns(emulated: tuple[Analysis, str, str]) -> None:
     tables = [block for block in emulated[2].split("\n\n") if block.startswith("|")]
-    assert len(tables) == 6
+    assert len(tables) == 8
     for table in tables:
         assert len({line.replace("\\|", "").count("|") for line in table.splitlines()}) == 1
 

@@ -1,0 +1,210 @@
+"""Whether the two backends differ in what is under test and in nothing else: as far as the experiment tells before any
+server runs, and then by what the servers show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from replay import backends, commands, eligibility, experiment, gpus, settings
+from replay.probes import ServerFacts
+from replay.progress import Finding
+from replay.records import Backend, Difference, Snapshot
+from workloads.errors import UserError
+
+Settings = Mapping[str, str]
+"""As replay/settings.py gives them."""
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """What a running backend shows of itself."""
+
+    facts: ServerFacts
+    snapshot: Snapshot | None
+    """None for an emulator."""
+    settings: Settings | None
+    """From /server_info; None if it shows none."""
+
+
+class Matching(msgspec.Struct, kw_only=True):
+    """What is known of the two backends together."""
+
+    backends: list[Backend]
+    """As declared, and as far as seen: for the manifest."""
+    told: dict[str, Settings]
+    """Settings of the backends that we start."""
+    impossible: list[str] = []
+    """What makes a comparison meaningless, or a server refuse to start."""
+    unmatched: list[str] = []
+    """In what the backends differ besides what is under test: measured only on demand."""
+    differences: list[Difference] = []
+    unverified: list[str] = []
+    findings: list[Finding] = []
+
+    def refuse(self, *, allow_unmatched: bool) -> None:
+        """Raise UserError if the backends cannot be compared, or should not be."""
+        if self.impossible:
+            raise UserError("these backends cannot be compared:\n" + _list(self.impossible))
+        if self.unmatched and not allow_unmatched:
+            raise UserError(
+                "the backends are not matched, so a difference would not be that of what is under test:\n"
+                + _list(self.unmatched)
+                + "\nMatch them, or measure anyway with --allow-unmatched (every page of the report will say so)."
+            )
+
+
+def _list(lines: list[str]) -> str:
+    return "\n".join("  " + line.replace("\n", "\n  ") for line in lines)
+
+
+def declared(whole: experiment.Experiment) -> Matching:
+    """What the experiment alone tells. Raises UserError for a server's command that cannot be understood."""
+    matching = Matching(backends=[backends.described(whole, name) for name in backends.NAMES], told={})
+    for backend in matching.backends:
+        given: experiment.Backend = getattr(whole.backends, backend.name)
+        if given.serve is None:
+            continue
+        words = commands.command_words(given, backends.model_name(whole, backend.name), backend.name)
+        environment = commands.environment(given.serve, f"backends.{backend.name}.serve")
+        told = settings.from_command(words, environment)
+        matching.told[backend.name] = told
+        if given.gpus is not None:
+            matching.impossible += [f"{backend.name}: {each}" for each in settings.layout_problems(given.gpus, told)]
+        _judge_path(matching, backend, told, version=None)
+    matching.unmatched += gpus.mismatches(*matching.backends)
+    if len(matching.told) == 2:
+        matching.differences = settings.differences(
+            matching.told["baseline"], matching.told["candidate"], whole.serving.under_test
+        )
+        if refused := settings.refusal(matching.differences):
+            matching.unmatched.append(refused)
+        matching.findings += _under_test(matching.differences, whole.serving.under_test)
+    return matching
+
+
+def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen]) -> None:
+    """Add to ``matching`` what the running servers show."""
+    matching.findings = []
+    for backend in matching.backends:
+        shown = found[backend.name]
+        backend.settings |= shown.facts.server
+        backend.emulated = backend.emulated or shown.facts.emulated
+        _look(matching, backend, shown)
+    baseline, candidate = (found[name] for name in backends.NAMES)
+    if baseline.snapshot is not None and candidate.snapshot is not None:
+        matching.unmatched += gpus.unequal(baseline.snapshot, candidate.snapshot)
+        if where := gpus.told(baseline.snapshot, candidate.snapshot):
+            matching.findings.append(Finding("ok", where))
+    digests = [each.facts.tokenizer_digest for each in (baseline, candidate)]
+    if None not in digests and digests[0] != digests[1]:
+        matching.impossible.append(
+            "the backends' tokenizers differ: the same text is other tokens; serve both with one tokenizer"
+        )
+    versions = [each.facts.server.get("version") for each in (baseline, candidate)]
+    if versions[0] != versions[1]:
+        matching.unmatched.append(f"version of the server: baseline {versions[0]}, candidate {versions[1]}")
+    matching.findings += _fingerprints(matching, baseline, candidate)
+    _compare_settings(whole, matching, baseline.settings, candidate.settings)
+
+
+def _look(matching: Matching, backend: Backend, shown: Seen) -> None:
+    """One backend's own settings and GPUs."""
+    known = shown.settings if shown.settings is not None else matching.told.get(backend.name)
+    if shown.snapshot is not None:
+        problems, doubts = gpus.verified(backend, shown.snapshot, settings.layout(known) if known else None)
+        matching.unmatched += problems
+        matching.unverified += doubts
+        version = shown.facts.server.get("version")
+        _judge_path(matching, backend, known, version=str(version) if version else None, snapshot=shown.snapshot)
+    if shown.settings is None and not backend.emulated and backend.name not in matching.told:
+        matching.unverified.append(
+            f"{backend.name}: its settings are as declared: /server_info shows none (start vLLM with "
+            "VLLM_SERVER_DEV_MODE=1, in a closed network)"
+        )
+    elif shown.settings is not None:
+        configured = shown.settings.get("additional-config.decode_backend", "auto")
+        if configured != backend.decode_backend:
+            matching.impossible.append(
+                f"{backend.name}: decode_backend is declared {backend.decode_backend}, but its server runs with "
+                f"{configured}"
+            )
+
+
+def _judge_path(
+    matching: Matching,
+    backend: Backend,
+    known: Settings | None,
+    *,
+    version: str | None,
+    snapshot: Snapshot | None = None,
+) -> None:
+    """Which of its decode steps can run specialised; whether its server can run it at all."""
+    gpu = snapshot.gpus[0].name if snapshot is not None and snapshot.gpus else backend.gpus and backend.gpus.kind
+    deployment = eligibility.Deployment(
+        settings=dict(known) if known is not None else None,
+        config=eligibility.read_config(known["model"]) if known is not None and known.get("model") else None,
+        gpu=gpu or None,
+        version=version,
+    )
+    backend.path = eligibility.rule(deployment)
+    if backend.decode_backend != "latency_specialized":
+        return
+    problems = eligibility.refusals(deployment)
+    model_type = (deployment.config or {}).get("model_type")
+    if eligibility.consumes_key(model_type, version, gpu or None) is False and not problems:
+        problems = [
+            f"{f'model type {model_type}' if model_type else 'its model'} in vLLM {version or 'of any version'} does "
+            "not read decode_backend: the candidate would be running standard decode"
+        ]
+    matching.impossible += [
+        f"{backend.name}: {problem}" for problem in problems if f"{backend.name}: {problem}" not in matching.impossible
+    ]
+    matching.unverified = [each for each in matching.unverified if not each.startswith(f"{backend.name}: of what the")]
+    if unchecked := eligibility.unchecked(deployment):
+        matching.unverified.append(f"{backend.name}: of what the specialised path needs: {', '.join(unchecked)}")
+
+
+def _under_test(found: list[Difference], names: list[str]) -> Iterator[Finding]:
+    meant = [difference for difference in found if difference.under_test]
+    for difference in meant:
+        values = " against ".join("not set" if v is None else v for v in (difference.baseline, difference.candidate))
+        yield Finding("ok", f"under test: {difference.key}: {values}")
+    if not meant:
+        yield Finding(
+            "warning",
+            f"the backends do not differ in what is under test ({', '.join(names)}): this measures their noise",
+        )
+
+
+def _fingerprints(matching: Matching, baseline: Seen, candidate: Seen) -> Iterator[Finding]:
+    prints = [each.facts.server.get("fingerprint") for each in (baseline, candidate)]
+    differ = any(difference.under_test for difference in matching.differences)
+    if differ and None not in prints and prints[0] == prints[1]:
+        yield Finding(
+            "warning",
+            f"both servers have the fingerprint {prints[0]}, which hashes their settings",
+            "see that each runs what it is meant to",
+            why="the two may be one configuration",
+        )
+
+
+def _compare_settings(
+    whole: experiment.Experiment, matching: Matching, baseline: Settings | None, candidate: Settings | None
+) -> None:
+    """What /server_info shows of both, against each other."""
+    if baseline is None or candidate is None:
+        return
+    found = settings.differences(baseline, candidate, whole.serving.under_test)
+    if len(matching.told) == 2:
+        # their commands are equal but for what is under test: the rest follows from it
+        known = {difference.key for difference in matching.differences}
+        extra = [each.key for each in found if not each.under_test and each.key not in known]
+        if extra:
+            shown = ", ".join(extra[:6]) + (f" and {len(extra) - 6} more" if len(extra) > 6 else "")
+            matching.findings.append(Finding("note", f"settings that differ as a consequence: {shown}"))
+        return
+    matching.differences = found
+    if refused := settings.refusal(found):
+        matching.unmatched.append(refused)
+    matching.findings += _under_test(found, whole.serving.under_test)

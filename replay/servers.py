@@ -1,0 +1,239 @@
+"""The servers of an experiment: which of them run now, where each start of one wrote what it did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import psutil
+from msgspec.structs import replace
+
+from replay import commands, nvml, serving
+from replay.backends import emulator_settings
+from replay.emulator import process
+from replay.experiment import Backend, Experiment
+from replay.progress import Event, Finding, Tell
+from replay.records import Command
+from workloads.errors import UserError
+
+_LEFT_S = 15.0
+"""Servers of a run that was killed are gone by then: their guards give them 5 s."""
+
+_SAME_START_S = 60.0
+"""A process that is so much younger than a server's start has got its process id later."""
+
+
+class Running(msgspec.Struct, frozen=True):
+    """Where a backend answers."""
+
+    url: str
+    folder: Path | None = None
+    """Of the server's start, RUN/servers/NN-NAME; None if we did not start it."""
+    server: serving.Server | None = None
+
+    @property
+    def command(self) -> Command | None:
+        """What was started; None if we did not start it."""
+        return None if self.server is None else self.server.command
+
+    @property
+    def start(self) -> str | None:
+        """The folder, relative to the run directory."""
+        return None if self.folder is None else f"{self.folder.parent.name}/{self.folder.name}"
+
+
+class Servers:
+    """Starts the experiment's servers when they are needed and stops them when another needs their place, or at the
+    end. A context manager; made once for a run directory, new or resumed."""
+
+    def __init__(self, experiment: Experiment, run: Path, tell: Tell) -> None:
+        self._experiment = experiment
+        self._folder = run / "servers"
+        self._tell = tell
+        self._up: dict[str, serving.Server] = {}
+        if self._side_by_side and _overlap(*(getattr(experiment.backends, name) for name in ("baseline", "candidate"))):
+            what = "both servers run at the same time and may use the same GPUs"
+            tell(Event(text=str(Finding("warning", what, "give each backend serve.devices of its own"))))
+        _await_left(self._folder, tell)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def answering(
+        self, name: str, log_folder: Path, *, with_faults: bool = True, fresh: bool = False
+    ) -> Iterator[Running]:
+        """Yield where the backend answers. A server of ours stays up until another needs its place; an emulator is
+        started before, with its truth written to ``log_folder``, and stopped after; a server at a URL is left alone.
+        ``with_faults``: switch the emulator's named faults on. ``fresh``: see running."""
+        if getattr(self._experiment.backends, name).emulator is None:
+            yield self.running(name, fresh=fresh)
+            return
+        log_folder.mkdir(parents=True, exist_ok=True)
+        settings = emulator_settings(self._experiment, name)
+        emulator = process.start(settings if with_faults else replace(settings, faults=()), log_folder)
+        try:
+            yield Running(emulator.url)
+        finally:
+            process.stop(emulator)
+
+    def running(self, name: str, *, fresh: bool = False) -> Running:
+        """Where the backend called ``name`` answers, which has url or serve.
+
+        A server of ours is started if it does not run, or again if ``fresh``; in turn, the other is stopped before;
+        side by side, both are started together. Raises UserError if one does not start.
+        """
+        backend: Backend = getattr(self._experiment.backends, name)
+        if backend.serve is None:
+            assert backend.url is not None  # emulators are replay/backends.py's
+            return Running(backend.url.rstrip("/"))
+        if fresh or self.died(name) is not None:
+            self.stop(name)
+        if name not in self._up:
+            if not self._side_by_side:
+                self.close()
+            self._start([each for each in self._ours if each not in self._up] if self._side_by_side else [name])
+        server = self._up[name]
+        return Running(server.url, server.folder, server)
+
+    def died(self, name: str) -> str | None:
+        """Why the backend's server, started by us, has ended; None if it runs or was not started."""
+        return serving.died(self._up[name]) if name in self._up else None
+
+    def start_of(self, name: str) -> str | None:
+        """The running start of the backend's server, as Running.start; None if none runs."""
+        server = self._up.get(name)
+        return Running(server.url, server.folder, server).start if server is not None else None
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether servers of ours take turns."""
+        return not self._side_by_side
+
+    def control(self, name: str) -> serving.Control:
+        """The start-up control of a backend that has serve (serving.control). Whatever else runs is stopped before: it
+        may use the same GPUs."""
+        self.close()
+        backend: Backend = getattr(self._experiment.backends, name)
+        return serving.control(
+            backend,
+            name=name,
+            model=self._model(name),
+            folder=self._next_folder(f"{name}-control"),
+            headers=self._headers(name),
+            tell=self._tell,
+            freed=_freed(backend),
+        )
+
+    def stop(self, name: str) -> None:
+        """Stop the backend's server if we have started it."""
+        if name in self._up:
+            serving.stop(self._up.pop(name), tell=self._tell)
+
+    def close(self) -> None:
+        """Stop all servers that we have started."""
+        servers = list(self._up.values())
+        self._up.clear()
+        serving.stop(*servers, tell=self._tell)
+
+    @property
+    def _side_by_side(self) -> bool:
+        return self._experiment.serving.arrangement == "side_by_side"
+
+    @property
+    def _ours(self) -> list[str]:
+        backends = self._experiment.backends
+        return [name for name in ("baseline", "candidate") if getattr(backends, name).serve is not None]
+
+    def _start(self, names: list[str]) -> None:
+        """Start these together, since it takes minutes, and wait for all."""
+        try:
+            for name in names:
+                backend: Backend = getattr(self._experiment.backends, name)
+                assert backend.serve is not None
+                self._up[name] = serving.launch(
+                    commands.command_words(backend, self._model(name), name),
+                    backend.serve,
+                    name=name,
+                    model=self._model(name),
+                    folder=self._next_folder(name),
+                    headers=self._headers(name),
+                    freed=_freed(backend),
+                )
+            serving.await_ready([self._up[name] for name in names], self._tell)
+        except BaseException:
+            self.close()
+            raise
+
+    def _model(self, name: str) -> str:
+        own: str | None = getattr(self._experiment.backends, name).model
+        return own or self._experiment.model
+
+    def _headers(self, name: str) -> dict[str, str]:
+        headers: dict[str, str] = getattr(self._experiment.backends, name).headers
+        return {
+            header: commands.from_environment(value, f"backends.{name}.headers.{header}")
+            for header, value in headers.items()
+        }
+
+    def _next_folder(self, name: str) -> Path:
+        numbers = [int(path.name.partition("-")[0]) for path in self._folder.glob("[0-9]*-*")]
+        return self._folder / f"{max(numbers, default=0) + 1:02d}-{name}"
+
+
+def _overlap(one: Backend, other: Backend) -> bool:
+    """Whether both are served on GPUs, and may be on the same ones."""
+    if one.serve is None or other.serve is None:
+        return False
+    if any(backend.gpus is not None and backend.gpus.kind.lower() == "cpu" for backend in (one, other)):
+        return False
+    devices = [backend.serve.devices for backend in (one, other) if backend.serve is not None]
+    if None in devices:
+        return one.serve.env == other.serve.env
+    return bool(set(devices[0] or ()) & set(devices[1] or ()))
+
+
+def _freed(backend: Backend) -> Callable[[], bool] | None:
+    """Whether the memory of the backend's GPUs is what it is now; None where they cannot be seen."""
+    assert backend.serve is not None
+    try:
+        before = nvml.readings(backend.serve.devices, set())
+    except nvml.Unseen:
+        return None
+    return partial(nvml.memory_free_again, backend.serve.devices, before)
+
+
+def _await_left(folder: Path, tell: Tell) -> None:
+    """Wait until the servers of an earlier process on this run, which was killed, are gone: they end by themselves."""
+    deadline = time.monotonic() + _LEFT_S
+    left = [path for path in sorted(folder.glob("*/command.json")) if _runs(path)]
+    if left:
+        tell(Event(text=f"waiting for {', '.join(path.parent.name for path in left)}, left by a run that was killed"))
+    while left := [path for path in left if _runs(path)]:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the server in {left[0].parent} still runs: does another decodegate measure into this run directory? "
+                "End that, or kill the server"
+            )
+        time.sleep(0.1)
+
+
+def _runs(path: Path) -> bool:
+    """Whether a process of that start is still there: its process group has the number of its first process."""
+    try:
+        command = msgspec.json.decode(path.read_bytes(), type=Command)
+        os.killpg(command.pid, 0)
+        return abs(psutil.Process(command.pid).create_time() - command.started_unix_s) < _SAME_START_S
+    except (msgspec.MsgspecError, ProcessLookupError, PermissionError):
+        return False
+    except psutil.NoSuchProcess:
+        return command.started_unix_s > psutil.boot_time()  # the first one has ended, others have not
