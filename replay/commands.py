@@ -19,11 +19,7 @@ from workloads.errors import UserError
 BOGUS = "bogus"
 """A decode_backend that does not exist, for the start-up control."""
 
-_INSTRUMENTS = ("cudagraph-metrics", "enable-prompt-tokens-details")
-_SECRET_OPTIONS = ("api-key", "hf-token")
-
-LEFT_OUT = "(left out)"
-"""In the place of a secret."""
+_INSTRUMENTS = ("cudagraph-metrics", "enable-prompt-tokens-details", "enable-per-request-metrics")
 
 
 def from_environment(text: str, where: str) -> str:
@@ -164,19 +160,6 @@ def with_decode_backend(words: list[str], value: str, where: str) -> list[str]:
     if any(_name(word[2:]).startswith("additional-config.") for word in words if word.startswith("--")):
         return [*words, "--additional-config.decode_backend", value]  # the last one counts
     return [*words, "--additional-config", json.dumps(config | {"decode_backend": value})]
-
-
-def without_secrets(words: list[str]) -> list[str]:
-    shown: list[str] = []
-    hidden = False
-    for word in words:
-        if word.startswith("--"):
-            name, equals, _ = word[2:].partition("=")
-            hidden = _name(name) in _SECRET_OPTIONS
-            shown.append(f"--{name}={LEFT_OUT}" if hidden and equals else word)
-        else:
-            shown.append(LEFT_OUT if hidden else word)
-    return shown
 
 
 def address(words: Sequence[str]) -> tuple[str, int]:

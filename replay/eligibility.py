@@ -609,6 +609,7 @@ def rule(deployment: Deployment) -> PathRule | None:
         sizes=sizes,
         tokens_per_request=tokens,
         max_requests=max(sizes, default=0) // tokens,
+        graphs_only=not model.amd,
         problems=refusals(deployment),
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from replay import redaction
 from workloads.errors import UserError
 
 
@@ -222,8 +224,9 @@ class Serve(_Model):
     stop_s: float = Field(60, gt=0)
     """Time to end by itself before it is killed."""
     instrument: bool = True
-    """Add what shows the decode path: decodegate's step log (a vLLM plugin), --cudagraph-metrics and
-    --enable-prompt-tokens-details. Off for servers that do not know these."""
+    """Add what shows the decode path and the server's own times: decodegate's step log (a vLLM plugin),
+    --cudagraph-metrics, --enable-prompt-tokens-details, --enable-per-request-metrics. Off for servers that do not know
+    these."""
 
 
 class Backend(_Model):
@@ -430,11 +433,18 @@ def _in_words(kind: str, message: str, key: str) -> str:
 
 
 def frozen_yaml(experiment: Experiment) -> str:
-    """The experiment with every default written out; header values are left out, since they hold keys."""
+    """The experiment with every default written out, without keys and passwords (replay/redaction.py): header values,
+    and those of a server's command and environment whose names say that they are."""
     data = experiment.model_dump(mode="json")
     del data["backends"]["both"]  # it is in both already
     for backend in data["backends"].values():
-        backend["headers"] = dict.fromkeys(backend["headers"], "(kept out of the run directory)")
+        backend["headers"] = dict.fromkeys(backend["headers"], redaction.LEFT_OUT)
+        if serve := backend["serve"]:
+            command = serve["command"]
+            words = redaction.words(shlex.split(command) if isinstance(command, str) else command)
+            serve["command"] = shlex.join(words) if isinstance(command, str) else words
+            serve["options"] = redaction.values(serve["options"])
+            serve["env"] = redaction.values(serve["env"])
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 

@@ -275,6 +275,8 @@ class PathRule(msgspec.Struct, kw_only=True, frozen=True):
     """Tokens that a decoding request takes in a step: 1 + draft tokens. Unequal ones are not specialised."""
     max_requests: int
     """Most decoding requests in a step that it can run."""
+    graphs_only: bool = True
+    """Only steps in FULL CUDA graphs; otherwise eager ones too."""
     problems: list[str] = []
     """Why this deployment is refused, or never runs specialised; empty if it can."""
 

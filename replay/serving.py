@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from replay import commands, guard, refusals, step_plugin
+from replay import commands, guard, redaction, refusals, step_plugin
 from replay.experiment import Backend, Serve
 from replay.progress import Event, Finding, Tell
 from replay.records import Command
@@ -45,8 +45,6 @@ _PROMPT = list(range(1, 17))
 
 _DYING_S = 10.0
 """A server that answers with an error may be about to die: its log then says more than its reply."""
-
-_SECRET_NAMES = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 class Server(msgspec.Struct, kw_only=True):
@@ -147,12 +145,10 @@ def launch(
         why = said.error or refusals.cause(refusals.read_tail(folder / LOG))
         raise UserError(f"backends.{name}.serve.command cannot be started: {why}")
     command = Command(
-        words=commands.without_secrets(words),
-        environment={
-            key: commands.LEFT_OUT if any(secret in key.upper() for secret in _SECRET_NAMES) else value
-            for key, value in environment.items()
-            if os.environ.get(key) != value
-        },
+        words=redaction.words(words),
+        environment=redaction.values(
+            {key: value for key, value in environment.items() if os.environ.get(key) != value}
+        ),
         devices=serve.devices,
         url=f"http://{f'[{host}]' if ':' in host else host}:{port}",
         pid=said.pid,

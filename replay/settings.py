@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from replay import experiment, records
+from replay import experiment, records, redaction
 from workloads.errors import UserError
 
 _SHORT = {
@@ -108,8 +108,6 @@ _ENVIRONMENT = re.compile(
     r"(VLLM|NCCL|RCCL|NVSHMEM|CUDA|HIP|ROCM|ROCR|HSA|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|FLASHINFER|OMP)_|LD_PRELOAD$"
 )
 """Variables of the environment that can change how a server runs; others are not taken up."""
-
-_SECRET = re.compile(r"(^|[-_.])(api-?key|key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 
 IGNORED = (
     # where the server is found, and what it calls itself
@@ -407,7 +405,7 @@ def _flat(found: Mapping[str, Any]) -> dict[str, str]:
     for name, value in found.items():
         for key, text in _leaves(name, value):
             one = _SAME_OPTION.get(key, key)
-            if not _SECRET.search(one):
+            if not redaction.is_secret(one):
                 names = _SAME_VALUE.get(one)
                 flat[one] = names.get(text, text.upper()) if names else text
     return dict(sorted(flat.items()))

@@ -75,6 +75,11 @@ class ServerCounters(msgspec.Struct, frozen=True, kw_only=True):
     work: list[Work] = []
     notes: list[str] = []
 
+    @property
+    def without_speculation(self) -> bool:
+        """The server's counters are known, and those of drafts are not among them: vLLM has them only if it drafts."""
+        return self.generation_tokens is not None and self.drafts is None
+
 
 def deltas(before: Iterable[Sample], after: Iterable[Sample]) -> list[Delta]:
     """Growth of the counters that are read here, by (name, labels), in the order of ``after``. Names with and without

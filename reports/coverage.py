@@ -305,8 +305,8 @@ def classified(log: pl.DataFrame, rule: PathRule | None) -> pl.DataFrame:
     shown = pl.col("unpadded") >= 0
     prompt = (pl.col("prompt_tokens") > 0) | (pl.col("first_tokens") > 0)
     full = pl.col("mode") == STEP_MODES.index("FULL")
-    eager = pl.col("mode").is_in([STEP_MODES.index("NONE"), STEP_MODES.index("PIECEWISE")])
-    reasons = [(prompt, PROMPT), (eager, EAGER)]
+    others = [STEP_MODES.index(mode) for mode in ("NONE", "PIECEWISE") if mode not in _modes(rule)]
+    reasons = [(prompt, PROMPT), (pl.col("mode").is_in(others), EAGER)]
     if rule is not None:
         each = rule.tokens_per_request
         # With async scheduling a request that ended in the step before takes a row once more, and yields nothing.
@@ -324,11 +324,16 @@ def classified(log: pl.DataFrame, rule: PathRule | None) -> pl.DataFrame:
     return known.with_columns(decoding=decoding).select(
         "t_ns",
         "decoding",
-        _class([*reasons, (~shown | ~full, NOT_SHOWN)]),
+        _class([*reasons, (~shown | (pl.col("mode") == STEP_MODES.index("unknown")), NOT_SHOWN)]),
         steps=pl.lit(1, pl.Int64),
         tokens=pl.col("decode_tokens"),
         full=full & ~prompt,
     )
+
+
+def _modes(rule: PathRule | None) -> tuple[str, ...]:
+    """CUDA-graph modes whose steps count."""
+    return ("FULL",) if rule is None or rule.graphs_only else ("FULL", "NONE")
 
 
 # The emulator's log
@@ -397,7 +402,7 @@ def _from_graph_table(_: Run, loaded: LoadedBlock, __: pl.DataFrame, rule: PathR
         raise UserError(f"{file} is damaged: {error}. Move it away to judge the run without it") from None
     schema = {"unpadded": pl.Int64, "padded": pl.Int64, "mode": pl.String, "count": pl.Int64}
     counts = pl.DataFrame([msgspec.structs.astuple(each) for each in table.counts], schema=schema, orient="row")
-    reasons = [(pl.col("mode") != "FULL", EAGER)]
+    reasons = [(~pl.col("mode").is_in(_modes(rule)), EAGER)]
     if rule is not None:
         each = rule.tokens_per_request
         reasons += [

@@ -10,6 +10,16 @@ def judge(evidence: Evidence) -> Gate:
     backends have them, tokens per chunk after the first chunk, on pairs, as the client sees them. Where they differ, a
     luckier draft model explains the speed, not the backend."""
     limit = evidence.thresholds.acceptance_difference
+    if reason := _meant(evidence):
+        return Gate(
+            id="acceptance_parity",
+            title="Acceptance parity",
+            status="pass",
+            number=None,
+            limit=limit,
+            unit="share",
+            explanation=reason,
+        )
     lengths = [evidence.counters[name].acceptance_length for name in evidence.names]
     per_chunk = [evidence.tokens_per_chunk[name].value for name in evidence.names]
     exact = None not in lengths
@@ -29,6 +39,16 @@ def judge(evidence: Evidence) -> Gate:
         + (f" (tokens per chunk at the client: {_told(per_chunk[0])}, {_told(per_chunk[1])})." if exact else ".")
         + ("" if difference <= limit else " Not a backend effect: the drafts accepted differ."),
     )
+
+
+def _meant(evidence: Evidence) -> str:
+    """Why nothing is to be held against the backends; empty if something may be. Several tokens in a chunk need no
+    drafts: a busy server sends what piled up together."""
+    if all(evidence.counters[name].without_speculation for name in evidence.names):
+        return "Neither server speculates, by its counters."
+    if any(each.under_test and each.key.startswith("speculative-config") for each in evidence.run.manifest.differences):
+        return "Speculation is what is under test."
+    return ""
 
 
 def _told(value: float | None) -> str:

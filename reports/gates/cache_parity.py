@@ -8,8 +8,8 @@ from reports.gates.gate import Evidence, Gate, none_completed, passing
 
 
 def judge(evidence: Evidence) -> Gate:
-    """Hit rate = cached / input tokens on pairs, per backend and its difference; cached share of prompts of which
-    nothing can be cached; cached tokens above what an isolated, unlimited cache would hold."""
+    """Hit rate = cached / input tokens on pairs, per backend and its difference; cached share of main agents' prompts
+    of which nothing can be cached; each play's cached tokens above what an isolated, unlimited cache would hold."""
     thresholds = evidence.thresholds
     known = evidence.pairs.rows.filter(pl.col("cached_tokens").is_not_null()).with_columns(
         input=pl.coalesce("input_tokens", "asked_input")
@@ -22,9 +22,11 @@ def judge(evidence: Evidence) -> Gate:
         rate = _share(rows["cached_tokens"], rows["input"])
         numbers[f"{name}: hit rate"] = rate
         numbers[f"{name}: achieved / ideal"] = _share(rows["cached_tokens"], rows["ideal_cached"])
-        fresh = rows.filter(pl.col("ideal_cached") == 0)
+        # only of main agents: subagents spawned at one moment may share a prompt, and any of them may come first
+        fresh = rows.filter((pl.col("ideal_cached") == 0) & (pl.col("stream") == 0))
         numbers[f"{name}: first turns"] = first = _share(fresh["cached_tokens"], fresh["input"])
-        above = _share((rows["cached_tokens"] - rows["ideal_cached"]).clip(0), rows["input"])
+        plays = rows.group_by("block", "session", "play").agg(pl.col("cached_tokens", "ideal_cached", "input").sum())
+        above = _share((plays["cached_tokens"] - plays["ideal_cached"]).clip(0), plays["input"])
         if rate is not None:
             rates.append(rate)
         if first is not None and first > thresholds.first_turn_cached:

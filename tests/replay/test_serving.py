@@ -62,6 +62,7 @@ def test_the_command_is_completed_and_nothing_said_twice() -> None:
     assert words(given) == [
         *("vllm", "serve", "/m", "--port", "8000", "--enable_prompt_tokens_details"),
         *("--host", "127.0.0.1", "--served-model-name", "tiny", "--cudagraph-metrics"),
+        "--enable-per-request-metrics",
     ]
     assert words(backend(command=["vllm", "serve", "--model=tiny", "--host=::"], port=8000, instrument=False)) == [
         *("vllm", "serve", "--model=tiny", "--host=::", "--port", "8000")
