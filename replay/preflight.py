@@ -175,7 +175,7 @@ async def _look(
         facts = await probes.probe(wire, rendering, control=control, tokenizer=tokenizer, idle_s=_IDLE_S)
         if facts.emulated:
             return matching.Seen(facts=facts, snapshot=None, settings=None)
-        seen = await snapshot.take(wire, rendering.model, "before", running.command)
+        seen = await snapshot.take(wire, rendering.model, "before", running.command, running.beside)
         return matching.Seen(facts=facts, snapshot=seen, settings=await snapshot.shown_settings(wire))
 
 

@@ -36,6 +36,8 @@ class Running(msgspec.Struct, frozen=True):
     folder: Path | None = None
     """Of the server's start, RUN/servers/NN-NAME; None if we did not start it."""
     server: serving.Server | None = None
+    beside: tuple[Command, ...] = ()
+    """Other servers of ours that run."""
 
     @property
     def command(self) -> Command | None:
@@ -103,7 +105,8 @@ class Servers:
                 self.close()
             self._start([each for each in self._ours if each not in self._up] if self._side_by_side else [name])
         server = self._up[name]
-        return Running(server.url, server.folder, server)
+        beside = tuple(other.command for each, other in self._up.items() if each != name)
+        return Running(server.url, server.folder, server, beside)
 
     def died(self, name: str) -> str | None:
         """Why the backend's server, started by us, has ended; None if it runs or was not started."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -22,13 +23,15 @@ Edge = Literal["before", "after"]
 """Of a block."""
 
 
-async def take(wire: Wire, model: str, edge: Edge, started: Command | None = None) -> Snapshot:
+async def take(
+    wire: Wire, model: str, edge: Edge, started: Command | None = None, beside: Sequence[Command] = ()
+) -> Snapshot:
     """Look at a server through its pages and one reply of one token, and at its GPUs through NVML if we ``started``
-    it. Whatever it does not tell is null.
+    it; ``beside``: what else of ours runs. Whatever it does not tell is null.
 
     The GPUs are read last before a block and first after it: the energy between is that of the block.
     """
-    seen = _gpus(wire.url, started) if edge == "after" else None
+    seen = _gpus(wire.url, started, beside) if edge == "after" else None
     version = await _json(wire, "/version")
     models = await _json(wire, "/v1/models")
     request = {"model": model, "prompt": [1, 2, 3, 4], "max_tokens": 1}
@@ -36,7 +39,7 @@ async def take(wire: Wire, model: str, edge: Edge, started: Command | None = Non
     shown = await shown_settings(wire)
     cards = [card for card in _items(models, "data") if _text(card, "id") == model]
     limit = cards[0].get("max_model_len") if cards else None
-    t_ns, gpus, unseen = seen or _gpus(wire.url, started)
+    t_ns, gpus, unseen = seen or _gpus(wire.url, started, beside)
     return Snapshot(
         t_ns=t_ns,
         version=_text(version, "version"),
@@ -48,10 +51,10 @@ async def take(wire: Wire, model: str, edge: Edge, started: Command | None = Non
     )
 
 
-def refreshed(taken: Snapshot, url: str, started: Command | None) -> Snapshot:
+def refreshed(taken: Snapshot, url: str, started: Command | None, beside: Sequence[Command] = ()) -> Snapshot:
     """The same with its GPUs as they are now: to be written at the moment when the window opens, so that the energy of
     the warm-up is not the block's."""
-    t_ns, gpus, unseen = _gpus(url, started)
+    t_ns, gpus, unseen = _gpus(url, started, beside)
     return msgspec.structs.replace(taken, t_ns=t_ns, gpus=gpus, gpus_unseen=unseen)
 
 
@@ -65,7 +68,7 @@ async def shown_settings(wire: Wire) -> dict[str, str] | None:
         return None
 
 
-def _gpus(url: str, started: Command | None) -> tuple[int, list[GpuReading] | None, str]:
+def _gpus(url: str, started: Command | None, beside: Sequence[Command]) -> tuple[int, list[GpuReading] | None, str]:
     """When they were read, the GPUs that the server uses, or why there are none."""
     t_ns = time.monotonic_ns()
     if started is None:
@@ -73,8 +76,9 @@ def _gpus(url: str, started: Command | None) -> tuple[int, list[GpuReading] | No
             "we did not start its server, and which GPUs it uses cannot be told" if _is_here(url) else "another host"
         )
         return t_ns, None, where
+    ours = set().union(*(_tree(command.pid) for command in (started, *beside)))
     try:
-        seen = nvml.readings(started.devices, _tree(started.pid), os.environ | started.environment)
+        seen = nvml.readings(started.devices, ours, os.environ | started.environment)
     except nvml.Unseen as unseen:
         return t_ns, None, str(unseen)
     # visible GPUs may be more than it uses; NVML shows no processes to a container, say: then all count

@@ -54,7 +54,8 @@ class Watch:
         if self._log is not None:
             self._log_start = self._log.stat().st_size
         if self._before is not None:
-            taken = snapshot.refreshed(self._before, self._running.url, self._running.command)
+            running = self._running
+            taken = snapshot.refreshed(self._before, running.url, running.command, running.beside)
             rundir.write_json(self._folder / "before.json", taken)
         self._metrics.start_edge()
 
@@ -71,7 +72,8 @@ class Watch:
 
     def _look(self, edge: snapshot.Edge) -> Snapshot:
         model = model_name(self._experiment, self._name)
-        taken = self._ask(lambda wire: snapshot.take(wire, model, edge, self._running.command))
+        running = self._running
+        taken = self._ask(lambda wire: snapshot.take(wire, model, edge, running.command, running.beside))
         rundir.write_json(self._folder / f"{edge}.json", taken)
         return taken
 

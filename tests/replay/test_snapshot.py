@@ -178,4 +178,4 @@ def test_a_server_that_someone_else_started_has_no_gpus_here(monkeypatch: pytest
             seen = take(url)
             assert seen.gpus is None
             assert seen.gpus_unseen.startswith("we did not start its server")
-    assert snapshot._gpus("http://10.0.0.1:8000", None)[1:] == (None, "another host")
+    assert snapshot._gpus("http://10.0.0.1:8000", None, ())[1:] == (None, "another host")
