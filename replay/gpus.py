@@ -25,9 +25,9 @@ def mismatches(baseline: Backend, candidate: Backend) -> list[str]:
     return reasons
 
 
-def verified(backend: Backend, snapshot: Snapshot, layout: dict[str, int] | None) -> tuple[list[str], list[str]]:
+def verified(backend: Backend, snapshot: Snapshot) -> tuple[list[str], list[str]]:
     """What is seen of one backend's GPUs against what is declared: problems, and what could not be checked, in
-    sentences. ``layout``: parallel sizes (tp, pp, ...) that its server was told, None if that is unknown."""
+    sentences. The parallel layout is the settings' matter (settings.layout_problems)."""
     declared = backend.gpus
     if declared is None:
         return [], []  # mismatches() says so
@@ -45,15 +45,6 @@ def verified(backend: Backend, snapshot: Snapshot, layout: dict[str, int] | None
             problems.append(f"{name}: gpus.kind says {declared.kind}, NVML shows {', '.join(others)}")
         problems += [f"{name}: {fault}" for fault in _faults(seen)]
         unverified += [f"{name}: {doubt}" for doubt in _doubts(seen)]
-    if layout is None:
-        unverified.append(f"{name}: the parallel layout is as declared: its server does not tell")
-    else:
-        sizes = {key.lower(): size for key, size in layout.items()}
-        problems += [
-            f"{name}: gpus.layout says {key} {size}, its server was told {sizes[key.lower()]}"
-            for key, size in declared.layout.items()
-            if sizes.get(key.lower(), size) != size
-        ]
     return problems, unverified
 
 

@@ -102,24 +102,31 @@ def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen
             "the backends' tokenizers differ: the same text is other tokens; serve both with one tokenizer"
         )
     versions = [each.facts.server.get("version") for each in (baseline, candidate)]
-    if versions[0] != versions[1]:
+    if None in versions:
+        silent = " and ".join(name for name, told in zip(backends.NAMES, versions, strict=True) if told is None)
+        matching.unverified.append(f"that both servers are one version: {silent} does not tell (/version)")
+    elif versions[0] != versions[1]:
         matching.unmatched.append(f"version of the server: baseline {versions[0]}, candidate {versions[1]}")
-    matching.findings += _fingerprints(matching, baseline, candidate)
     _compare_settings(whole, matching, baseline.settings, candidate.settings)
+    matching.findings += _fingerprints(matching, baseline, candidate)
 
 
 def _look(matching: Matching, backend: Backend, shown: Seen) -> None:
     """One backend's own settings and GPUs."""
     known = shown.settings if shown.settings is not None else matching.told.get(backend.name)
     if shown.snapshot is not None:
-        problems, doubts = gpus.verified(backend, shown.snapshot, settings.layout(known) if known else None)
+        problems, doubts = gpus.verified(backend, shown.snapshot)
         matching.unmatched += problems
         matching.unverified += doubts
         version = shown.facts.server.get("version")
         _judge_path(matching, backend, known, version=str(version) if version else None, snapshot=shown.snapshot)
+    if backend.gpus is not None and shown.settings is not None:
+        matching.impossible += [
+            f"{backend.name}: {problem}" for problem in settings.layout_problems(backend.gpus, shown.settings)
+        ]
     if shown.settings is None and not backend.emulated and backend.name not in matching.told:
         matching.unverified.append(
-            f"{backend.name}: its settings are as declared: /server_info shows none (start vLLM with "
+            f"{backend.name}: its settings, its layout too, are as declared: /server_info shows none (start vLLM with "
             "VLLM_SERVER_DEV_MODE=1, in a closed network)"
         )
     elif shown.settings is not None:
@@ -180,6 +187,7 @@ def _under_test(found: list[Difference], names: list[str]) -> Iterator[Finding]:
 def _fingerprints(matching: Matching, baseline: Seen, candidate: Seen) -> Iterator[Finding]:
     prints = [each.facts.server.get("fingerprint") for each in (baseline, candidate)]
     differ = any(difference.under_test for difference in matching.differences)
+    differ = differ or matching.backends[0].decode_backend != matching.backends[1].decode_backend
     if differ and None not in prints and prints[0] == prints[1]:
         yield Finding(
             "warning",

@@ -42,16 +42,7 @@ def prepare(
 
     Raises UserError when the comparison cannot be measured, or means nothing, with what to change.
     """
-    source.check(experiment)  # what needs no server comes first
-    for name in backends.NAMES:
-        backends.request_headers(experiment, name)
-        if getattr(experiment.backends, name).emulator is not None:
-            resolve(backends.emulator_settings(experiment, name))
-    for finding in _doubts(experiment):
-        tell(Event(text=str(finding)))
-    matched = matching.declared(experiment)
-    for finding in matched.findings:
-        tell(Event(text=str(finding)))
+    matched = without_servers(experiment, tell)
     matched.refuse(allow_unmatched=allow_unmatched)
     _start_up_control(experiment, servers, matched, tell)
     matched.refuse(allow_unmatched=allow_unmatched)
@@ -102,6 +93,19 @@ def prepare(
         known.append(experiment.workload.max_context)
     rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
     return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None, matching=matched)
+
+
+def without_servers(experiment: Experiment, tell: Tell) -> matching.Matching:
+    """The part of preflight that needs no server. Raises UserError for what cannot be measured."""
+    source.check(experiment)
+    for name in backends.NAMES:
+        backends.request_headers(experiment, name)
+        if getattr(experiment.backends, name).emulator is not None:
+            resolve(backends.emulator_settings(experiment, name))
+    matched = matching.declared(experiment)
+    for finding in [*_doubts(experiment), *matched.findings]:
+        tell(Event(text=str(finding)))
+    return matched
 
 
 def _start_up_control(experiment: Experiment, servers: Servers, matched: matching.Matching, tell: Tell) -> None:

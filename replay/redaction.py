@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,22 +19,41 @@ def is_secret(name: str) -> bool:
 
 
 def values(named: Mapping[str, Any]) -> dict[str, Any]:
-    """The map with its secrets left out."""
-    return {name: LEFT_OUT if is_secret(name) else value for name, value in named.items()}
+    """The map with its secrets left out, at any depth."""
+    return {name: LEFT_OUT if is_secret(name) else _within(value) for name, value in named.items()}
 
 
 def words(command: Sequence[str]) -> list[str]:
     """The words of a command with the values of secret options (--api-key A B, --api-key=A), and of secret variables
-    (HF_TOKEN=A), left out."""
+    (HF_TOKEN=A) and keys of JSON, left out."""
     shown: list[str] = []
     hidden = False
     for word in command:
-        name, equals, _ = word.partition("=")
         if word.startswith("--"):
-            hidden = is_secret(name[2:])
-            shown.append(f"{name}={LEFT_OUT}" if hidden and equals else word)
-        elif equals and is_secret(name):
-            shown.append(f"{name}={LEFT_OUT}")
+            name, equals, value = word.partition("=")
+            hidden = is_secret(name)
+            shown.append(f"{name}={LEFT_OUT if hidden else _within(value)}" if equals else word)
         else:
-            shown.append(LEFT_OUT if hidden else word)
+            shown.append(LEFT_OUT if hidden else _within(word))
     return shown
+
+
+def _within(value: Any) -> Any:
+    """A value whose name is no secret, with the secrets inside it left out."""
+    if isinstance(value, dict):
+        return values(value)
+    if isinstance(value, list):
+        return [_within(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            data = json.loads(value)
+        except json.JSONDecodeError:
+            return value
+        shown = values(data)
+        return value if shown == data else json.dumps(shown)
+    name, equals, _ = value.partition("=")
+    if equals and is_secret(name):
+        return f"{name}={LEFT_OUT}"
+    return re.sub(r"//[^/\s]+@", f"//{LEFT_OUT}@", value)  # of https://user:password@host

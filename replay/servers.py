@@ -108,9 +108,13 @@ class Servers:
         beside = tuple(other.command for each, other in self._up.items() if each != name)
         return Running(server.url, server.folder, server, beside)
 
-    def died(self, name: str) -> str | None:
-        """Why the backend's server, started by us, has ended; None if it runs or was not started."""
-        return serving.died(self._up[name]) if name in self._up else None
+    def died(self, name: str, *, within_s: float = 0.0) -> str | None:
+        """Why the backend's server, started by us, has ended, or ends ``within_s``; None if it runs or was not
+        started."""
+        deadline = time.monotonic() + within_s
+        while name in self._up and (why := serving.died(self._up[name])) is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return why if name in self._up else None
 
     def start_of(self, name: str) -> str | None:
         """The running start of the backend's server, as Running.start; None if none runs."""

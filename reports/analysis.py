@@ -119,6 +119,7 @@ class PlanSummary(msgspec.Struct, frozen=True):
     seed: int
     api: str
     sessions: int
+    """Different ones that are played."""
     pause_cap_s: float | None
     pause_removed_share: float
     """Of recorded pauses; in open mode of recorded time in which no session at all was active."""
@@ -502,7 +503,7 @@ def _plan(run: Run) -> PlanSummary:
         end=plan.end,
         seed=plan.seed,
         api=plan.api,
-        sessions=plan.sessions,
+        sessions=len({play.session for lane in plan.lanes for play in lane}),
         pause_cap_s=plan.pause_cap_s,
         pause_removed_share=plan.pause_removed_share,
         turns=plan.turns,

@@ -101,7 +101,7 @@ _USEFUL = {
     "metrics": ("/metrics", "the server's own counters cannot be set beside the client's", "let its /metrics through"),
     "server_info": (
         "/server_info",
-        "settings of the two servers cannot be compared",
+        "of servers that we start only the commands can be compared, of others nothing",
         "start vLLM with VLLM_SERVER_DEV_MODE=1 (in a closed network)",
     ),
     "reset_prefix_cache": (

@@ -48,7 +48,7 @@ def experiment(
             "model": "emulated",
             "workload": workload or {"demo": True},
             "replay": replay,
-            "backends": {"baseline": both, "candidate": both}
+            "backends": {"both": both, "baseline": {}, "candidate": {}}
             if both
             else {
                 "baseline": {"emulator": server, "decode_backend": "auto", "gpus": GPUS},

@@ -12,7 +12,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from replay.emulator import language
 from replay.preflight import Prepared
-from tests.integration.runs import GPUS, experiment, prepared
+from replay.records import Manifest
+from tests.integration.runs import GPUS, experiment, prepared, start
 from tests.scripted_server import DONE, Request, Step, event, reply, serve, stream, usage
 from workloads.content import vocabulary_of_tokenizer
 from workloads.errors import UserError
@@ -26,12 +27,16 @@ def server(
     refuse: tuple[str, ...] = (),
     usages: bool = True,
     streamed: bool = True,
+    pages: dict[str, object] | None = None,
 ) -> Callable[[Request], list[Step]]:
-    """A completions server; ``refuse``: request fields that it answers with 400; ``prompt_tokens``: how it counts."""
+    """A completions server; ``refuse``: request fields that it answers with 400; ``prompt_tokens``: how it counts;
+    ``pages``: what else it shows."""
 
     def script(request: Request) -> list[Step]:
         if request.path == "/v1/models":
             return reply(200, MODELS)
+        if request.path in (pages or {}):
+            return reply(200, (pages or {})[request.path])
         if "completions" not in request.path:
             return reply(404, {"error": {"message": "not found"}})
         body: dict[str, Any] = json.loads(request.body)
@@ -169,3 +174,63 @@ def test_br_37_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     described = experiment(api="chat", tokenizer=str(tmp_path))
     with pytest.raises(UserError, match=r"tokenizer"):
         prepared(described, tmp_path / "servers")
+
+
+# -- two servers at URLs
+
+SHOWN = "/server_info?config_format=json"
+
+
+def shows(**parallel: int) -> dict[str, object]:
+    return {SHOWN: {"vllm_config": {"parallel_config": {"tensor_parallel_size": 1, **parallel}}}}
+
+
+def pair(folder: Path, baseline: dict[str, object], candidate: dict[str, object], **options: bool) -> Manifest:
+    """Prepare a comparison of two that show these pages."""
+    with serve(server(pages=baseline)) as one, serve(server(pages=candidate)) as other:
+        backends = {
+            "baseline": {"url": one.url, "gpus": GPUS},
+            "candidate": {"url": other.url, "gpus": GPUS},
+        }
+        return start(experiment(backends=backends, token_ids=[1000, 2000]), folder / "run", **options)
+
+
+def test_servers_with_other_tokenizers_are_refused_in_any_case(tmp_path: Path) -> None:
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"the backends' tokenizers differ: .* serve both with one tokenizer"):
+            pair(tmp_path, {"/tokenize": {"tokens": [1, 2]}}, {"/tokenize": {"tokens": [1, 3]}}, allow_unmatched=force)
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "reason"),
+    [
+        (
+            {"/version": {"version": "0.33.0"}},
+            {"/version": {"version": "0.33.1"}},
+            "version of the server: baseline 0.33.0, candidate 0.33.1",
+        ),
+        (shows(), shows(max_parallel_loading_workers=3), "max-parallel-loading-workers: not set against 3"),
+    ],
+)
+def test_servers_that_differ_are_measured_only_when_forced(
+    tmp_path: Path, baseline: dict[str, object], candidate: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UserError, match="--allow-unmatched") as told:
+        pair(tmp_path, baseline, candidate)
+    assert reason in str(told.value)
+    manifest = pair(tmp_path, baseline, candidate, allow_unmatched=True)
+    assert not manifest.matched_gpus
+    assert reason in "".join(manifest.unmatched_reasons)
+
+
+def test_a_layout_that_a_server_shows_otherwise_is_refused_in_any_case(tmp_path: Path) -> None:
+    for force in (False, True):
+        with pytest.raises(UserError, match=r"candidate: gpus\.count says 1, but tensor-parallel-size 2"):
+            pair(tmp_path, shows(), shows(tensor_parallel_size=2), allow_unmatched=force)
+
+
+def test_what_urls_do_not_show_is_said_to_be_unverified(tmp_path: Path) -> None:
+    unverified = "\n".join(pair(tmp_path, {}, {}).unverified)
+    assert "baseline: its settings, its layout too, are as declared" in unverified
+    assert "baseline and candidate does not tell (/version)" in unverified

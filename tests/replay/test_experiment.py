@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
-from replay.experiment import experiment_of, frozen_yaml, load_experiment
+from replay.experiment import Experiment, experiment_of, frozen_yaml, load_experiment
 from workloads.errors import UserError
 
 PLAIN = """\
@@ -77,3 +81,116 @@ def test_missing_file_folder_and_broken_yaml(tmp_path: Path) -> None:
         load_experiment(tmp_path)
     with pytest.raises(UserError, match="not YAML"):
         load(tmp_path, "a: [")
+
+
+# -- a deployment that is described once
+
+
+def pair(baseline: Any, candidate: Any, both: Any = None) -> Experiment:
+    backends = {"baseline": baseline, "candidate": candidate} | ({} if both is None else {"both": both})
+    return experiment_of({"model": "m", "workload": {"demo": True}, "backends": backends})
+
+
+options = st.recursive(
+    st.integers() | st.booleans() | st.text(max_size=3) | st.none() | st.lists(st.integers(), max_size=2),
+    lambda inside: st.dictionaries(st.sampled_from("abc"), inside, max_size=3),
+    max_leaves=8,
+)
+maps = st.dictionaries(st.sampled_from("abcd"), options, max_size=4)
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What stands at the ends of a tree of maps; empty maps too."""
+    if isinstance(tree, dict) and tree:
+        for name, value in tree.items():
+            yield from leaves(value, (*path, name))
+    else:
+        yield path, tree
+
+
+def at(tree: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def reaches(tree: Any, path: tuple[str, ...]) -> bool:
+    """Whether ``tree`` says anything at the path, or above it something that is not a map."""
+    for name in path:
+        if not isinstance(tree, dict):
+            return True
+        if name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
+@given(maps, maps, maps)
+def test_own_keys_go_over_those_of_both_and_nothing_is_lost(
+    both: dict[str, Any], baseline: dict[str, Any], candidate: dict[str, Any]
+) -> None:
+    found = pair(
+        {"serve": {"options": baseline}},
+        {"serve": {"options": candidate}},
+        {"serve": {"command": "vllm serve m", "options": both}},
+    )
+    for own, backend in ((baseline, found.backends.baseline), (candidate, found.backends.candidate)):
+        assert backend.serve is not None
+        assert backend.serve.command == "vllm serve m"
+        merged = backend.serve.options
+        for path, value in leaves(own):
+            if value != {}:
+                assert at(merged, path) == value
+        for path, value in leaves(both):
+            if value != {} and not reaches(own, path):
+                assert at(merged, path) == value
+        said = {path for tree in (own, both) for path, _ in leaves(tree)}
+        assert {path for path, value in leaves(merged) if value != {}} <= said
+
+
+def test_both_is_the_same_as_saying_it_twice() -> None:
+    serve = {"command": ["vllm", "serve", "m"], "options": {"-tp": 8}, "env": {"A": "b"}}
+    gpus = {"count": 8, "kind": "GB300"}
+    own = {"decode_backend": "latency_specialized", "serve": {**serve, "env": {"A": "c"}}, "gpus": gpus}
+    twice = pair({"serve": serve, "gpus": gpus}, own)
+    once = pair(
+        None,
+        {"decode_backend": "latency_specialized", "serve": {"env": {"A": "c"}}},
+        {"serve": serve, "gpus": gpus},
+    )
+    assert frozen_yaml(once) == frozen_yaml(twice)
+
+
+def test_a_key_of_both_can_be_taken_back() -> None:
+    found = pair({"emulator": None, "url": "http://a"}, {}, {"emulator": {}})
+    assert found.backends.baseline.emulator is None
+    assert found.backends.candidate.emulator is not None
+
+
+@pytest.mark.parametrize(
+    ("baseline", "both", "words"),
+    [
+        ({}, {"url": "http://a", "serve": {"command": "x"}}, "backends.baseline: give exactly one of url, serve"),
+        ({"url": "http://a"}, {"gpu": {}}, "backends.baseline.gpu: unknown key: did you mean gpus?"),
+        (3, {"url": "http://a"}, "backends.baseline: must be a map of keys"),
+        ({"url": "http://a"}, 3, "backends.both: must be a map"),
+    ],
+)
+def test_slips_in_both_are_named(baseline: Any, both: Any, words: str) -> None:
+    with pytest.raises(UserError) as told:
+        pair(baseline, {"url": "http://b"}, both)
+    assert words in str(told.value)
+
+
+def test_blocks_per_start_needs_two_served_in_turn() -> None:
+    serve = {"serve": {"command": "vllm serve m"}}
+    for serving, baseline in (({"arrangement": "side_by_side"}, serve), ({}, {"url": "http://a"})):
+        with pytest.raises(UserError, match="blocks_per_start is for backends that are both served, in turn"):
+            experiment_of(
+                {
+                    "model": "m",
+                    "workload": {"demo": True},
+                    "serving": {"blocks_per_start": 2, **serving},
+                    "backends": {"baseline": baseline, "candidate": serve},
+                }
+            )

@@ -132,8 +132,8 @@ def test_memory_is_free_again_when_it_is_as_before(monkeypatch: pytest.MonkeyPat
 # -- against what is declared
 
 
-def backend(count: int = 2, kind: str = "H200", **layout: int) -> Backend:
-    declared = Gpus(count=count, kind=kind, layout=layout)
+def backend(count: int = 2, kind: str = "H200") -> Backend:
+    declared = Gpus(count=count, kind=kind)
     return Backend(name="candidate", decode_backend="auto", url=None, gpus=declared, emulated=False)
 
 
@@ -153,7 +153,7 @@ FOREIGN = GpuProcess(pid=7, memory_bytes=GIB, ours=False)
 
 
 def test_what_is_declared_is_seen() -> None:
-    assert gpus.verified(backend(tp=2), snapshot(reading(0), reading(1)), {"tp": 2, "pp": 1}) == ([], [])
+    assert gpus.verified(backend(), snapshot(reading(0), reading(1))) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,10 @@ def test_what_is_declared_is_seen() -> None:
             [reading(0), reading(1, throttling=["power cap", "thermal (hardware)"])],
             "candidate: GPU 1 is throttled now: thermal (hardware)",
         ),
-        (backend(TP=8), [reading(0), reading(1)], "candidate: gpus.layout says TP 8, its server was told 2"),
     ],
 )
 def test_what_is_declared_is_not_seen(declared: Backend, seen: list[GpuReading], problem: str) -> None:
-    problems, unverified = gpus.verified(declared, snapshot(*seen), {"tp": 2})
+    problems, unverified = gpus.verified(declared, snapshot(*seen))
     assert len(problems) == 1
     assert problem in problems[0]
     assert unverified == []
@@ -194,27 +193,21 @@ def test_what_is_declared_is_not_seen(declared: Backend, seen: list[GpuReading],
     ],
 )
 def test_kinds_are_words_of_names(kind: str, name: str) -> None:
-    assert gpus.verified(backend(1, kind), snapshot(reading(name=name)), {}) == ([], [])
+    assert gpus.verified(backend(1, kind), snapshot(reading(name=name))) == ([], [])
 
 
 def test_what_cannot_be_seen_is_said() -> None:
     nothing = Snapshot(t_ns=0, gpus_unseen="another host")
-    assert gpus.verified(backend(), nothing, None) == (
-        [],
-        [
-            "candidate: 2 x H200 is as declared: another host",
-            "candidate: the parallel layout is as declared: its server does not tell",
-        ],
-    )
+    assert gpus.verified(backend(), nothing) == ([], ["candidate: 2 x H200 is as declared: another host"])
     in_container = [reading(0, processes=[FOREIGN]), reading(1, processes=[], power_limit_w=None)]
-    problems, unverified = gpus.verified(backend(), snapshot(*in_container), {})
+    problems, unverified = gpus.verified(backend(), snapshot(*in_container))
     assert problems == []
     assert "NVML shows no process of its server" in unverified[0]
     assert unverified[1] == "candidate: NVML does not tell of its GPUs: GPU power limit"
 
 
 def test_power_cap_and_set_clocks_are_no_fault() -> None:
-    assert gpus.verified(backend(1), snapshot(reading(throttling=["power cap", "set clocks"])), {}) == ([], [])
+    assert gpus.verified(backend(1), snapshot(reading(throttling=["power cap", "set clocks"]))) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -442,8 +442,8 @@ def test_side_by_side_both_are_up_and_shared_gpus_warned_of(tmp_path: Path) -> N
         first, second = servers.running("baseline"), servers.running("candidate")
         assert servers.running("baseline") == first
         assert first.url != second.url
-        assert servers.running("candidate", fresh=True) != second
-        assert servers.running("baseline") == first
+        assert servers.running("candidate", fresh=True).server != second.server
+        assert servers.running("baseline").server == first.server
     assert "may use the same GPUs" in told[0]
     assert sorted(path.name for path in (tmp_path / "servers").iterdir()) == [
         *("01-baseline", "02-candidate", "03-candidate")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.emulator.truth import read_steps
-from replay.records import STEP, STEP_MODES, Backend, Gpus, GraphCount, GraphTable, PathRule
+from replay.records import STEP, STEP_MODES, Backend, Difference, Gpus, GraphCount, GraphTable, PathRule
 from reports import coverage
 from reports.analysis import Analysis, analyse
 from reports.charts.chart import svg
@@ -274,6 +274,9 @@ def test_an_ordinary_model_is_shown_by_its_full_graphs(tmp_path: Path) -> None:
         "What is compared here is compilation-config.cudagraph_mode: neither backend is set to the specialised decode "
         "path."
     )
+    mode = Difference(key="compilation-config.cudagraph_mode", baseline=None, candidate="PIECEWISE", under_test=True)
+    known = analyse(run_of(tmp_path / "c", *BY_HAND, **other, head={"decode_backend": None}, differences=[mode]))
+    assert f"compared here is {mode.key} (not set against PIECEWISE): neither" in known.conclusion.reasons[0]
 
 
 def test_a_server_that_is_set_otherwise_than_declared(tmp_path: Path) -> None:

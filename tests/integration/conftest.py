@@ -1,0 +1,40 @@
+"""What several modules need, made once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.vllm_cpu import BUILDER, CONTEXT, SHORT, VENV
+from tests.shared import TRACES
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Llama of two layers with a byte-level tokenizer and a chat template."""
+    model = tmp_path_factory.mktemp("vllm") / "model"
+    words = [VENV / "bin" / "python", BUILDER, model, "--tokenizer", "byte", "--max-len", str(CONTEXT)]
+    subprocess.run(words, check=True, capture_output=True)
+    return model
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recorded sessions of the hand-out."""
+    folder = tmp_path_factory.mktemp("traces")
+    with tarfile.open(TRACES) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "kv-cache-tester"
+
+
+@pytest.fixture(scope="session")
+def short(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some of them that fit the tiny model for several turns."""
+    folder = tmp_path_factory.mktemp("short")
+    for number in SHORT:
+        shutil.copy(recorded / f"trace_{number}.json", folder)
+    return folder
