@@ -6,6 +6,7 @@ from replay import commands, experiment, records
 from replay.emulator import language
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.speculation import Speculation
+from replay.wire import Limits
 from workloads.content import Vocabulary, load_tokenizer, vocabulary_of_range, vocabulary_of_tokenizer
 from workloads.errors import UserError
 
@@ -16,22 +17,25 @@ _DEFAULT_TOKEN_IDS = (1000, 30000)
 
 def model_name(whole: experiment.Experiment, name: str) -> str:
     """The model's name as this backend serves it."""
-    own: str | None = getattr(whole.backends, name).model
-    return own or whole.model
+    return whole.backend(name).model or whole.model
 
 
 def request_headers(whole: experiment.Experiment, name: str) -> dict[str, str]:
     """The backend's extra headers, with ${NAME} taken from the environment. Raises UserError for a name not set."""
-    headers: dict[str, str] = getattr(whole.backends, name).headers
     return {
         header: commands.from_environment(value, f"backends.{name}.headers.{header}")
-        for header, value in headers.items()
+        for header, value in whole.backend(name).headers.items()
     }
 
 
-def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSettings:
+def wire_limits(whole: experiment.Experiment) -> Limits:
+    """The experiment's limits as the wire takes them."""
+    return Limits(**whole.replay.limits.model_dump())
+
+
+def emulator_settings(whole: experiment.Experiment, name: str) -> EmulatorSettings:
     """The emulator's own settings for a backend that is one. Raises UserError for values it does not know."""
-    backend: experiment.Backend = getattr(described.backends, name)
+    backend = whole.backend(name)
     emulator = backend.emulator
     assert emulator is not None
     drafts = None
@@ -47,14 +51,14 @@ def emulator_settings(described: experiment.Experiment, name: str) -> EmulatorSe
         time_scale=emulator.time_scale,
         max_model_len=emulator.max_model_len,
         faults=tuple(emulator.faults),
-        seed=described.replay.seed,
-        model=model_name(described, name),
+        seed=whole.replay.seed,
+        model=model_name(whole, name),
     )
 
 
 def described(whole: experiment.Experiment, name: str) -> records.Backend:
     """The backend as declared, for the manifest. Header values are left out."""
-    backend: experiment.Backend = getattr(whole.backends, name)
+    backend = whole.backend(name)
     settings: dict[str, str | int | float | bool | None] = {"model": model_name(whole, name)}
     if backend.emulator is not None:
         emulator = backend.emulator

@@ -19,7 +19,7 @@ from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
 from replay.plan import plan_digest
 from replay.preflight import prepare, without_servers
-from replay.progress import Event, Tell
+from replay.progress import Event, Finding, Tell
 from replay.servers import Servers
 from workloads.errors import UserError
 
@@ -45,7 +45,7 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     console = Console()
     described = load_experiment(experiment)
     with showing(console) as tell:
-        matched = without_servers(described, tell) if offline else _check_servers(described, console, tell)
+        matched = _check_offline(described, tell) if offline else _check_servers(described, console, tell)
     for what, reasons in (("cannot be compared", matched.impossible), ("not matched", matched.unmatched)):
         for reason in reasons:
             console.print(f"{what}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
@@ -54,6 +54,13 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     if matched.unmatched:
         raise UserError("the backends are not matched: compare will refuse without --allow-unmatched")
     console.print("nothing here speaks against comparing; check again with servers" if offline else "ready to compare")
+
+
+def _check_offline(described: Experiment, tell: Tell) -> matching.Matching:
+    matched = without_servers(described, tell)
+    for doubt in matched.unverified:
+        tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
+    return matched
 
 
 def _check_servers(described: Experiment, console: Console, tell: Tell) -> matching.Matching:

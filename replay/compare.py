@@ -18,12 +18,12 @@ import msgspec
 import psutil
 
 from replay import eligibility, estimate, host, probes, rundir, serving, source
-from replay.backends import model_name, request_headers
+from replay.backends import model_name, request_headers, wire_limits
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
 from replay.order import begins_start, block_order
 from replay.plan import SessionFile, build_plan, plan_digest, read_plan
-from replay.preflight import Prepared, prepare, wire_limits
+from replay.preflight import Prepared, prepare
 from replay.progress import Event, Finding, Tell
 from replay.records import Block, Manifest, Plan
 from replay.servers import Running, Servers

@@ -10,6 +10,7 @@ Nothing is printed with several API servers. The tables do not tell decode steps
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -38,6 +39,29 @@ def tables(log: Path, since_byte: int, until_byte: int) -> list[GraphCount]:
         GraphCount(unpadded=unpadded, padded=padded, mode=mode, count=count)
         for (unpadded, padded, mode), count in counts.most_common()
     ]
+
+
+def copy_steps(folder: Path, into: Path, since_ns: int, until_ns: int) -> None:
+    """Copy the step logs in ``folder``, which a running server goes on writing, as far as they fall into that time
+    (CLOCK_MONOTONIC of this host), give or take a second. Those of another host get this host's clock, by way of both
+    hosts' wall clocks. ``into`` is made if there is something to copy."""
+    for head, steps in read_steps(folder):
+        ahead_ns = (time.time_ns() - time.monotonic_ns()) - round(head.started_unix_s * 1e9 - head.started_ns)
+        if abs(ahead_ns) > _SAME_CLOCK_NS:
+            head = msgspec.structs.replace(head, started_ns=head.started_ns - ahead_ns)
+            steps["t_ns"] -= ahead_ns
+        kept = steps[(steps["t_ns"] >= since_ns - _SLACK_NS) & (steps["t_ns"] <= until_ns + _SLACK_NS)]
+        if not len(kept):
+            continue
+        into.mkdir(exist_ok=True)
+        name = f"{head.engine}-{head.pid}"
+        (into / f"{name}.json").write_bytes(msgspec.json.encode(head))
+        kept.tofile(into / f"{name}.bin")
+
+
+_SLACK_NS = 1_000_000_000
+_SAME_CLOCK_NS = 500_000_000
+"""A host's wall clock is set by less than this while a server runs; monotonic clocks of two hosts differ by days."""
 
 
 def read_steps(folder: Path) -> list[tuple[StepLog, npt.NDArray[np.void]]]:

@@ -93,7 +93,7 @@ def estimate(
     many times faster than the hardware an emulator runs."""
     work = planned_work(plan, folder)
     block_s = (plan.duration_s if plan.duration_s is not None else plan.estimated_s) / time_scale
-    backends: dict[str, Backend] = {name: getattr(experiment.backends, name) for name in dict.fromkeys(order)}
+    backends = {name: experiment.backend(name) for name in dict.fromkeys(order)}
     hours = {
         name: backend.gpus.count * order.count(name) * block_s / 3600
         for name, backend in backends.items()

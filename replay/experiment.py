@@ -246,6 +246,8 @@ class Backend(_Model):
     headers: dict[str, str] = {}
     """Extra request headers, for instance {Authorization: "Bearer ${TOKEN}"}: ${NAME} is taken from the environment.
     Values are kept out of the run directory."""
+    steps: Path | None = None
+    """With url: the folder into which this server writes its step log (its DECODEGATE_STEPS), as this host sees it."""
     gpus: Gpus | None = None
     """GPUs that serve it."""
     price_per_gpu_hour: float | None = Field(None, gt=0)
@@ -255,6 +257,8 @@ class Backend(_Model):
     def _one_server(self) -> Backend:
         if sum(each is not None for each in (self.url, self.serve, self.emulator)) != 1:
             raise ValueError("give exactly one of url, serve, emulator")
+        if self.steps is not None and self.url is None:
+            raise ValueError("steps is for url: of servers that decodegate starts it knows where the step log is")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError("url must start with http:// or https://")
         return self
@@ -357,6 +361,11 @@ class Experiment(_Model):
             raise ValueError(f"sampling: {', '.join(taken)} is decided by the plan and cannot be set here")
         return self
 
+    def backend(self, name: str) -> Backend:
+        """The backend called ``name``: baseline or candidate."""
+        found: Backend = getattr(self.backends, name)
+        return found
+
     @property
     def emulated(self) -> bool:
         """True when either backend is the embedded emulator."""
@@ -401,6 +410,16 @@ def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Pa
     if experiment.workload.path is not None:
         path = (folder / experiment.workload.path.expanduser()).resolve()
         changes["workload"] = experiment.workload.model_copy(update={"path": path})
+    both = {
+        name: backend for name in ("baseline", "candidate") if (backend := getattr(experiment.backends, name)).steps
+    }
+    if both:
+        changes["backends"] = experiment.backends.model_copy(
+            update={
+                name: backend.model_copy(update={"steps": (folder / backend.steps.expanduser()).resolve()})
+                for name, backend in both.items()
+            }
+        )
     return experiment.model_copy(update=changes)
 
 

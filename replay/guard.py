@@ -1,6 +1,6 @@
 """A small process between decodegate and a server that it starts, so that no process of the server outlives us.
 
-    python -m replay.guard
+    python -E -P replay/guard.py
 
 Its standard input holds one line, ``{"words": [...], "environment": {...}, "stop_s": 60, "abandoned_s": 5}``, and stays
 open for as long as the server is wanted. The graces are for a server that is asked to end, and for one that nobody

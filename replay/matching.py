@@ -10,11 +10,15 @@ import msgspec
 from replay import backends, commands, eligibility, experiment, gpus, settings
 from replay.probes import ServerFacts
 from replay.progress import Finding
-from replay.records import Backend, Difference, Snapshot
+from replay.records import Backend, Difference, PathRule, Snapshot
 from workloads.errors import UserError
 
 Settings = Mapping[str, str]
 """As replay/settings.py gives them."""
+
+
+_KV_TOLERANCE = 0.02
+"""Relative difference of the KV caches that is not worth a word."""
 
 
 class Seen(msgspec.Struct, kw_only=True):
@@ -107,8 +111,20 @@ def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen
         matching.unverified.append(f"that both servers are one version: {silent} does not tell (/version)")
     elif versions[0] != versions[1]:
         matching.unmatched.append(f"version of the server: baseline {versions[0]}, candidate {versions[1]}")
+    matching.findings += _kv_caches(baseline.facts, candidate.facts)
     _compare_settings(whole, matching, baseline.settings, candidate.settings)
     matching.findings += _fingerprints(matching, baseline, candidate)
+
+
+def _kv_caches(baseline: ServerFacts, candidate: ServerFacts) -> Iterator[Finding]:
+    sizes = [facts.kv_cache.tokens * facts.kv_cache.engines for facts in (baseline, candidate) if facts.kv_cache]
+    if len(sizes) == 2 and abs(sizes[0] / sizes[1] - 1) > _KV_TOLERANCE:
+        yield Finding(
+            "warning",
+            f"the KV cache holds {sizes[0]:,} tokens on the baseline and {sizes[1]:,} on the candidate",
+            "give both the same size (--kv-cache-memory-bytes), as vLLM takes what it finds free when it starts",
+            why="the smaller one computes more prompts again, which is no effect of the decode path",
+        )
 
 
 def _look(matching: Matching, backend: Backend, shown: Seen) -> None:
@@ -167,9 +183,20 @@ def _judge_path(
     matching.impossible += [
         f"{backend.name}: {problem}" for problem in problems if f"{backend.name}: {problem}" not in matching.impossible
     ]
+    if backend.path is not None and not backend.path.problems:
+        matching.findings.append(Finding("ok", f"{backend.name}: {_in_words(backend.path)}"))
     matching.unverified = [each for each in matching.unverified if not each.startswith(f"{backend.name}: of what the")]
     if unchecked := eligibility.unchecked(deployment):
         matching.unverified.append(f"{backend.name}: of what the specialised path needs: {', '.join(unchecked)}")
+
+
+def _in_words(rule: PathRule) -> str:
+    """What the path takes, by its rule."""
+    each = f"{rule.tokens_per_request} tokens each, " if rule.tokens_per_request > 1 else ""
+    return (
+        f"decode steps of up to {rule.max_requests} requests ({each}in batches padded to "
+        f"{', '.join(map(str, rule.sizes))} tokens) can run specialised, by the rule of {rule.model} in {rule.source}"
+    )
 
 
 def _under_test(found: list[Difference], names: list[str]) -> Iterator[Finding]:

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 
 from replay import backends, matching, probes, snapshot, source
 from replay.emulator.settings import resolve
-from replay.experiment import Experiment
+from replay.experiment import Backend, Experiment
 from replay.order import block_order
 from replay.progress import Event, Finding, Tell
 from replay.servers import Running, Servers
-from replay.wire import Limits, Wire
+from replay.wire import Wire
 from workloads.content import load_tokenizer
 from workloads.errors import UserError
 from workloads.rendering import Rendering
@@ -100,7 +100,7 @@ def without_servers(experiment: Experiment, tell: Tell) -> matching.Matching:
     source.check(experiment)
     for name in backends.NAMES:
         backends.request_headers(experiment, name)
-        if getattr(experiment.backends, name).emulator is not None:
+        if experiment.backend(name).emulator is not None:
             resolve(backends.emulator_settings(experiment, name))
     matched = matching.declared(experiment)
     for finding in [*_doubts(experiment), *matched.findings]:
@@ -146,8 +146,21 @@ def _doubts(experiment: Experiment) -> Iterator[Finding]:
             f"decode_backend is {baseline.decode_backend} for the baseline and {candidate.decode_backend} for the "
             "candidate: this does not compare the specialised decode backend with the standard one",
         )
+    if experiment.serving.arrangement == "side_by_side" and _may_share_gpus(baseline, candidate):
+        what = "both servers run at the same time and may use the same GPUs"
+        yield Finding("warning", what, "give each backend serve.devices of its own")
     if experiment.replay.order == "AB":
         yield Finding("warning", "order: AB cannot tell drift from effect: the report will be INCONCLUSIVE")
+
+
+def _may_share_gpus(one: Backend, other: Backend) -> bool:
+    if one.serve is None or other.serve is None:
+        return False
+    if any(backend.gpus is not None and backend.gpus.kind.lower() == "cpu" for backend in (one, other)):
+        return False
+    if one.serve.devices is None or other.serve.devices is None:
+        return one.serve.env == other.serve.env  # which may name others
+    return bool(set(one.serve.devices) & set(other.serve.devices))
 
 
 def _address(url: str) -> str:
@@ -159,10 +172,10 @@ def _emulated(experiment: Experiment) -> bool:
 
     async def ask(url: str, name: str) -> bool:
         headers = backends.request_headers(experiment, name)
-        async with Wire(url, wire_limits(experiment), connections=1, headers=headers) as wire:
+        async with Wire(url, backends.wire_limits(experiment), connections=1, headers=headers) as wire:
             return (await probes.version(wire)).emulated
 
-    urls = {name: getattr(experiment.backends, name).url for name in backends.NAMES}
+    urls = {name: experiment.backend(name).url for name in backends.NAMES}
     return experiment.emulated or any(asyncio.run(ask(url, name)) for name, url in urls.items() if url is not None)
 
 
@@ -175,14 +188,9 @@ async def _look(
     tokenizer: Tokenizer | None,
 ) -> matching.Seen:
     headers = backends.request_headers(experiment, name)
-    async with Wire(running.url, wire_limits(experiment), connections=8, headers=headers) as wire:
+    async with Wire(running.url, backends.wire_limits(experiment), connections=8, headers=headers) as wire:
         facts = await probes.probe(wire, rendering, control=control, tokenizer=tokenizer, idle_s=_IDLE_S)
         if facts.emulated:
             return matching.Seen(facts=facts, snapshot=None, settings=None)
         seen = await snapshot.take(wire, rendering.model, "before", running.command, running.beside)
         return matching.Seen(facts=facts, snapshot=seen, settings=await snapshot.shown_settings(wire))
-
-
-def wire_limits(experiment: Experiment) -> Limits:
-    """The experiment's limits as the wire takes them."""
-    return Limits(**experiment.replay.limits.model_dump())

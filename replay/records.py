@@ -20,6 +20,7 @@
         metrics.jsonl            one MetricsSample a line: /metrics at the edges of the window and now and then between
         graph_table.json         GraphTable: CUDA-graph tables that the server's log got while the block ran
         server/                  what an emulator wrote about itself (see replay/emulator)
+        steps/                   of a server that we did not start: its step log, as far as it falls into the window
       blocks/NN-BACKEND.interrupted-K/   a block that was cut off; kept, never judged
 
 All times called *_ns are CLOCK_MONOTONIC nanoseconds of the client host (time.monotonic_ns), comparable between

@@ -56,4 +56,9 @@ def _within(value: Any) -> Any:
     name, equals, _ = value.partition("=")
     if equals and is_secret(name):
         return f"{name}={LEFT_OUT}"
-    return re.sub(r"//[^/\s]+@", f"//{LEFT_OUT}@", value)  # of https://user:password@host
+    return without_password(value)
+
+
+def without_password(text: str) -> str:
+    """The text with user and password of URLs like https://user:password@host left out."""
+    return re.sub(r"//[^/\s]+@", f"//{LEFT_OUT}@", text)

@@ -15,10 +15,10 @@ import psutil
 from msgspec.structs import replace
 
 from replay import commands, nvml, serving
-from replay.backends import emulator_settings
+from replay.backends import NAMES, emulator_settings, model_name, request_headers
 from replay.emulator import process
 from replay.experiment import Backend, Experiment
-from replay.progress import Event, Finding, Tell
+from replay.progress import Event, Tell
 from replay.records import Command
 from workloads.errors import UserError
 
@@ -33,9 +33,8 @@ class Running(msgspec.Struct, frozen=True):
     """Where a backend answers."""
 
     url: str
-    folder: Path | None = None
-    """Of the server's start, RUN/servers/NN-NAME; None if we did not start it."""
     server: serving.Server | None = None
+    """None if we did not start it."""
     beside: tuple[Command, ...] = ()
     """Other servers of ours that run."""
 
@@ -45,9 +44,14 @@ class Running(msgspec.Struct, frozen=True):
         return None if self.server is None else self.server.command
 
     @property
+    def folder(self) -> Path | None:
+        """Of the server's start, RUN/servers/NN-NAME; None if we did not start it."""
+        return None if self.server is None else self.server.folder
+
+    @property
     def start(self) -> str | None:
         """The folder, relative to the run directory."""
-        return None if self.folder is None else f"{self.folder.parent.name}/{self.folder.name}"
+        return None if self.server is None else _start_name(self.server)
 
 
 class Servers:
@@ -59,9 +63,6 @@ class Servers:
         self._folder = run / "servers"
         self._tell = tell
         self._up: dict[str, serving.Server] = {}
-        if self._side_by_side and _overlap(*(getattr(experiment.backends, name) for name in ("baseline", "candidate"))):
-            what = "both servers run at the same time and may use the same GPUs"
-            tell(Event(text=str(Finding("warning", what, "give each backend serve.devices of its own"))))
         _await_left(self._folder, tell)
 
     def __enter__(self) -> Self:
@@ -77,7 +78,7 @@ class Servers:
         """Yield where the backend answers. A server of ours stays up until another needs its place; an emulator is
         started before, with its truth written to ``log_folder``, and stopped after; a server at a URL is left alone.
         ``with_faults``: switch the emulator's named faults on. ``fresh``: see running."""
-        if getattr(self._experiment.backends, name).emulator is None:
+        if self._experiment.backend(name).emulator is None:
             yield self.running(name, fresh=fresh)
             return
         log_folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +95,9 @@ class Servers:
         A server of ours is started if it does not run, or again if ``fresh``; in turn, the other is stopped before;
         side by side, both are started together. Raises UserError if one does not start.
         """
-        backend: Backend = getattr(self._experiment.backends, name)
+        backend = self._experiment.backend(name)
         if backend.serve is None:
-            assert backend.url is not None  # emulators are replay/backends.py's
+            assert backend.url is not None  # emulators: see answering
             return Running(backend.url.rstrip("/"))
         if fresh or self.died(name) is not None:
             self.stop(name)
@@ -106,7 +107,7 @@ class Servers:
             self._start([each for each in self._ours if each not in self._up] if self._side_by_side else [name])
         server = self._up[name]
         beside = tuple(other.command for each, other in self._up.items() if each != name)
-        return Running(server.url, server.folder, server, beside)
+        return Running(server.url, server, beside)
 
     def died(self, name: str, *, within_s: float = 0.0) -> str | None:
         """Why the backend's server, started by us, has ended, or ends ``within_s``; None if it runs or was not
@@ -119,7 +120,7 @@ class Servers:
     def start_of(self, name: str) -> str | None:
         """The running start of the backend's server, as Running.start; None if none runs."""
         server = self._up.get(name)
-        return Running(server.url, server.folder, server).start if server is not None else None
+        return None if server is None else _start_name(server)
 
     @property
     def in_turn(self) -> bool:
@@ -130,13 +131,13 @@ class Servers:
         """The start-up control of a backend that has serve (serving.control). Whatever else runs is stopped before: it
         may use the same GPUs."""
         self.close()
-        backend: Backend = getattr(self._experiment.backends, name)
+        backend = self._experiment.backend(name)
         return serving.control(
             backend,
             name=name,
-            model=self._model(name),
+            model=model_name(self._experiment, name),
             folder=self._next_folder(f"{name}-control"),
-            headers=self._headers(name),
+            headers=request_headers(self._experiment, name),
             tell=self._tell,
             freed=_freed(backend),
         )
@@ -158,22 +159,21 @@ class Servers:
 
     @property
     def _ours(self) -> list[str]:
-        backends = self._experiment.backends
-        return [name for name in ("baseline", "candidate") if getattr(backends, name).serve is not None]
+        return [name for name in NAMES if self._experiment.backend(name).serve is not None]
 
     def _start(self, names: list[str]) -> None:
         """Start these together, since it takes minutes, and wait for all."""
         try:
             for name in names:
-                backend: Backend = getattr(self._experiment.backends, name)
+                backend = self._experiment.backend(name)
                 assert backend.serve is not None
                 self._up[name] = serving.launch(
-                    commands.command_words(backend, self._model(name), name),
+                    commands.command_words(backend, model_name(self._experiment, name), name),
                     backend.serve,
                     name=name,
-                    model=self._model(name),
+                    model=model_name(self._experiment, name),
                     folder=self._next_folder(name),
-                    headers=self._headers(name),
+                    headers=request_headers(self._experiment, name),
                     freed=_freed(backend),
                 )
             serving.await_ready([self._up[name] for name in names], self._tell)
@@ -181,32 +181,13 @@ class Servers:
             self.close()
             raise
 
-    def _model(self, name: str) -> str:
-        own: str | None = getattr(self._experiment.backends, name).model
-        return own or self._experiment.model
-
-    def _headers(self, name: str) -> dict[str, str]:
-        headers: dict[str, str] = getattr(self._experiment.backends, name).headers
-        return {
-            header: commands.from_environment(value, f"backends.{name}.headers.{header}")
-            for header, value in headers.items()
-        }
-
     def _next_folder(self, name: str) -> Path:
         numbers = [int(path.name.partition("-")[0]) for path in self._folder.glob("[0-9]*-*")]
         return self._folder / f"{max(numbers, default=0) + 1:02d}-{name}"
 
 
-def _overlap(one: Backend, other: Backend) -> bool:
-    """Whether both are served on GPUs, and may be on the same ones."""
-    if one.serve is None or other.serve is None:
-        return False
-    if any(backend.gpus is not None and backend.gpus.kind.lower() == "cpu" for backend in (one, other)):
-        return False
-    devices = [backend.serve.devices for backend in (one, other) if backend.serve is not None]
-    if None in devices:
-        return one.serve.env == other.serve.env
-    return bool(set(devices[0] or ()) & set(devices[1] or ()))
+def _start_name(server: serving.Server) -> str:
+    return f"{server.folder.parent.name}/{server.folder.name}"
 
 
 def _freed(backend: Backend) -> Callable[[], bool] | None:

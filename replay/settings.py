@@ -430,7 +430,7 @@ def _text(value: Any) -> str:
         if any(isinstance(item, dict | list | tuple) for item in value):
             return json.dumps(value, sort_keys=True)
         return ", ".join(_text(item) for item in value)
-    return re.sub(r"//[^/@\s]+@", "//(hidden)@", str(value))
+    return redaction.without_password(str(value))
 
 
 # -- what differs

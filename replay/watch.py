@@ -4,15 +4,15 @@ the table of its CUDA graphs."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
 from replay import coverage, rundir, serving, snapshot
-from replay.backends import model_name, request_headers
+from replay.backends import model_name, request_headers, wire_limits
 from replay.experiment import Experiment
 from replay.metrics import Scraper
-from replay.preflight import wire_limits
 from replay.records import GraphTable, Snapshot
 from replay.servers import Running
 from replay.wire import Wire
@@ -26,9 +26,10 @@ class Watch:
 
     def __init__(self, experiment: Experiment, name: str, folder: Path, running: Running) -> None:
         self._experiment, self._name, self._folder, self._running = experiment, name, folder, running
-        self._emulated = getattr(experiment.backends, name).emulator is not None
+        self._emulated = experiment.backend(name).emulator is not None
         self._log = running.folder / serving.LOG if running.folder is not None else None
         self._log_start = 0
+        self._opened_ns = 0
         self._before: Snapshot | None = None
         headers = request_headers(experiment, name)
         interval_s = experiment.serving.metrics_interval_s
@@ -58,13 +59,18 @@ class Watch:
             taken = snapshot.refreshed(self._before, running.url, running.command, running.beside)
             rundir.write_json(self._folder / "before.json", taken)
         self._metrics.start_edge()
+        self._opened_ns = time.monotonic_ns()
 
     def closes(self) -> None:
         """Take them again after the last reply, and look at the server."""
         self._metrics.end_edge()
         if self._emulated:
             return
+        closed_ns = time.monotonic_ns()
         self._look("after")
+        steps = self._experiment.backend(self._name).steps
+        if steps is not None:
+            coverage.copy_steps(steps, self._folder / "steps", self._opened_ns, closed_ns)
         if self._log is not None:
             counts = coverage.tables(self._log, self._log_start, self._log.stat().st_size)
             if counts:

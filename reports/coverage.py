@@ -51,7 +51,8 @@ ADVICE = {
     "draft tokens, without adaptive verification.",
     UNPREPARED: "Batches are padded to sizes that the specialised path does not run: have the sizes captured that it "
     "does (cudagraph_capture_sizes).",
-    NOT_SHOWN: "The server does not show its batches: start it with --cudagraph-metrics, and with one API server.",
+    NOT_SHOWN: "The server does not show its batches: start it with --cudagraph-metrics, with one API server, and in "
+    "older vLLM with VLLM_USE_V2_MODEL_RUNNER=0 (the V2 model runner of 0.26 counts no graphs, that of 0.32 does).",
 }
 """What to do about each reason, when it is the most frequent."""
 
@@ -254,14 +255,15 @@ def _all_blocks(
 # The step log
 
 
-def _steps_folder(run: Run, loaded: LoadedBlock) -> Path | None:
-    return run.path / loaded.block.server / "steps" if loaded.block.server is not None else None
+def _steps_folder(run: Run, loaded: LoadedBlock) -> Path:
+    """Of the server's start, or what was copied from a server that we did not start."""
+    return (run.path / loaded.block.server if loaded.block.server is not None else loaded.path) / "steps"
 
 
-def _logs(folder: Path | None) -> list[tuple[StepLog, Path]]:
-    """Heads and record files of a server's start, one of each engine and process."""
+def _logs(folder: Path) -> list[tuple[StepLog, Path]]:
+    """Heads and record files, one of each engine and process."""
     found = []
-    for head in sorted(folder.glob("*.json")) if folder is not None else []:
+    for head in sorted(folder.glob("*.json")):
         try:
             found.append((msgspec.json.decode(head.read_bytes(), type=StepLog), head.with_suffix(".bin")))
         except msgspec.MsgspecError as error:

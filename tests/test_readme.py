@@ -43,7 +43,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "traces").mkdir()
     shutil.copy(README.parent / "workloads" / "demo.jsonl", folder / "traces")
     blocks = re.findall(r"```yaml (\S+)\n(.*?)```", TEXT, re.DOTALL)
-    assert [name for name, _ in blocks] == ["experiment.yaml"]
+    assert [name for name, _ in blocks] == ["experiment.yaml", "kimi-k3.yaml"]
+    (folder / "kimi-k3.yaml").write_text(blocks[1][1])
     servers = [
         process.start(
             EmulatorSettings(time_scale=10, model="kimi-k3", decode_backend=backend), folder / f"log-{backend}"
@@ -64,7 +65,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_the_commands_run_in_order(place: Path) -> None:
     """To their ends; the two servers are emulators behind URLs, and the report must say so."""
     ours = [command for command in COMMANDS if command.startswith("decodegate ")]
-    assert len(ours) == 6
+    assert len(ours) == 7
     for command in ours:
         done = decodegate(command, place)
         page = place / "runs" / "first" / "report.json"
@@ -75,6 +76,31 @@ def test_the_commands_run_in_order(place: Path) -> None:
         assert done.returncode == (2 if outcome == "INCONCLUSIVE" else 0), (command, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
     assert "EMULATED" in (place / "runs" / "first" / "report.html").read_text()
+
+
+def test_the_worked_example_says_what_the_readme_shows(place: Path) -> None:
+    """And refuses the two changes that it names."""
+    shown = re.search(r"```text\n(.*?)```", TEXT, re.DOTALL)
+    assert shown is not None
+    command = "decodegate check kimi-k3.yaml --offline"
+    assert decodegate(command, place).stdout == shown[1]
+    example = place / "kimi-k3.yaml"
+    text = example.read_text()
+    fewer = text.replace("size: 8", "size: 4").replace("count: 8", "count: 4").replace("tp: 8", "tp: 4")
+    other = text.replace(
+        "decode_backend: auto\n", "decode_backend: auto\n    serve: {options: {kv-cache-dtype: auto}}\n"
+    )
+    for changed, words in (
+        (fewer, "candidate: tensor-parallel-size 4 is not supported: 8 or 16"),
+        (other, "kv-cache-dtype: auto against fp8: other attention kernels"),
+    ):
+        assert changed != text
+        example.write_text(changed)
+        refused = decodegate(command, place)
+        assert refused.returncode == 3
+        assert words in refused.stdout
+    assert "candidate: tensor-parallel-size 4 is not supported: 8 or 16" in TEXT
+    example.write_text(text)
 
 
 def test_the_commands_in_the_text_run(tmp_path: Path) -> None:
@@ -100,8 +126,9 @@ def test_the_commands_in_the_text_run(tmp_path: Path) -> None:
 
 def test_make_knows_the_named_targets() -> None:
     named = set(re.findall(r"make (?:PYTHON=\S+ )?([a-z]+)", TEXT))
-    assert {"demo", "test", "lint", "bench"} <= named
-    for target in named & {"demo", "test", "lint", "bench"}:
+    targets = {"demo", "test", "lint", "bench"}
+    assert targets <= named
+    for target in targets:
         subprocess.run(["make", "-n", target], cwd=README.parent, check=True, capture_output=True)
 
 

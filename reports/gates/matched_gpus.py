@@ -26,7 +26,9 @@ def judge(evidence: Evidence) -> Gate:
     faults = {name: THROTTLING_FAULTS.intersection(throttled[name]) for name in evidence.names}
     for name, other in (evidence.names, evidence.names[::-1]):
         if faults[name] and not faults[other]:
-            problems.append(f"GPUs of {name} were throttled, those of {other} were not: {', '.join(faults[name])}")
+            problems.append(
+                f"GPUs of {name} were throttled, those of {other} were not: {', '.join(sorted(faults[name]))}"
+            )
     told = f"{'; '.join(problems)}. Not matched: does not isolate the decode path." if problems else ""
     held = "; ".join(
         f"{name} {', '.join(f'{why} ({count} x)' for why, count in found.items())}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replay import coverage
 from replay.coverage import read_steps, tables
 from replay.records import STEP, GraphCount, StepLog
 
@@ -88,3 +90,30 @@ def test_step_logs_are_read_as_far_as_they_are_written(tmp_path: Path) -> None:
     assert found == head
     assert steps["decode_tokens"].tolist() == [4, 5]
     assert read_steps(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize("days", [0, 3])
+def test_a_running_servers_log_is_copied_for_the_window_and_in_this_hosts_clock(tmp_path: Path, days: int) -> None:
+    """Three steps, a minute apart; only the second falls into the window. A host that was booted earlier has a
+    monotonic clock that is days ahead."""
+    ahead_ns = days * 86_400 * 10**9
+    now_ns = time.monotonic_ns()
+    log = tmp_path / "log"
+    log.mkdir()
+    head = StepLog(
+        engine=0, pid=7, started_ns=now_ns - 10**12 + ahead_ns, started_unix_s=time.time() - 1000,
+        vllm_version="0.33.0", cudagraph_mode="FULL", capture_sizes=[1], cudagraph_metrics=True,
+        draft_tokens=0, decode_backend=None,
+    )  # fmt: skip
+    (log / "0-7.json").write_bytes(msgspec.json.encode(head))
+    steps = np.zeros(3, STEP)
+    steps["t_ns"] = now_ns + ahead_ns + np.array([-120, -60, 0]) * 10**9
+    steps["decode_tokens"] = [1, 2, 3]
+    steps.tofile(log / "0-7.bin")
+    coverage.copy_steps(log, tmp_path / "steps", now_ns - 61 * 10**9, now_ns - 59 * 10**9)
+    ((copied, kept),) = coverage.read_steps(tmp_path / "steps")
+    assert kept["decode_tokens"].tolist() == [2]
+    assert abs(int(kept["t_ns"][0]) - (now_ns - 60 * 10**9)) < 0.2 * 10**9
+    assert abs(copied.started_ns - (now_ns - 10**12)) < 0.2 * 10**9
+    coverage.copy_steps(log, tmp_path / "none", now_ns + 10 * 10**9, now_ns + 20 * 10**9)
+    assert not (tmp_path / "none").exists()

@@ -42,6 +42,7 @@ from tests.reports.make_run import (
     add_step_log,
     make_run,
     request,
+    rewrite_block,
     write_block,
     write_frame,
 )
@@ -191,6 +192,15 @@ def test_shares_of_steps_made_by_hand(tmp_path: Path) -> None:
     assert candidate.advice == coverage.ADVICE[UNPREPARED]
     assert (baseline.counted, baseline.advice) == ("would have been eligible", "")
     assert baseline.total == total  # held against the candidate's rule
+
+
+def test_a_log_copied_from_a_server_that_we_did_not_start_counts_as_much(tmp_path: Path) -> None:
+    """RUN/blocks/NN-BACKEND/steps, where a block has no start of ours (replay/watch.py)."""
+    ours = analyse(run_of(tmp_path, *BY_HAND)).paths
+    for name in ("01-baseline", "02-candidate"):
+        (tmp_path / "servers" / name / "steps").rename(tmp_path / "blocks" / name / "steps")
+        rewrite_block(tmp_path / "blocks" / name, server=None)
+    assert analyse(tmp_path).paths == ours
 
 
 def test_only_the_measured_window_counts_and_a_torn_record_does_not(tmp_path: Path) -> None:
