@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import re
@@ -47,6 +49,20 @@ def command_words(backend: Backend, model: str, name: str) -> list[str]:
     options = _options(words)
     if serve.port is not None and str(options.get("port", serve.port)) != str(serve.port):
         raise UserError(f"{where}.serve.port is {serve.port}, but the command says --port {options['port']}")
+    if "port" in options and not _is_port(options["port"]):
+        raise UserError(f"{where}.serve: the command says --port {options['port']}, which is none: 1 to 65535")
+    names = _served_names(words, options)
+    if names and model not in names:
+        raise UserError(
+            f"{where}: requests ask for the model {model!r}, but the command serves it as {' and '.join(names)}: name "
+            f"the same in model (or {where}.model), or leave --served-model-name out"
+        )
+    key = "api-key" in options or serve.env.get("VLLM_API_KEY", os.environ.get("VLLM_API_KEY"))
+    if key and "authorization" not in map(str.lower, backend.headers):
+        raise UserError(
+            f"{where}: its server wants an API key, and requests would carry none: give "
+            f"{where}.headers: {{Authorization: Bearer ${{NAME}}}}"
+        )
     if "host" not in options:
         words += ["--host", serve.host]
     if "port" not in options:
@@ -109,7 +125,8 @@ def _option_words(options: Mapping[str, Any], where: str) -> Iterator[str]:
 
 
 def _word(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
+    # default: YAML takes 2026-11-30 for a date
+    return json.dumps(value, default=str) if isinstance(value, dict | list | bool) else str(value)
 
 
 def _options(words: Sequence[str]) -> dict[str, Any]:
@@ -126,9 +143,11 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
         return options
     try:
         file = yaml.safe_load(Path(options["config"]).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
+        file = None
+    if not isinstance(file, dict):
         return options  # the server will say it better
-    return {**{_name(str(key)): value for key, value in (file or {}).items()}, **options}
+    return {**{_name(str(key)): value for key, value in file.items()}, **options}
 
 
 def _name(option: str) -> str:
@@ -140,6 +159,16 @@ def _model(command: Sequence[str], options: Mapping[str, Any]) -> str | None:
     """The model that a command names: the word after serve, or --model."""
     after = command[command.index("serve") + 1 :] if "serve" in command else []
     return after[0] if after and not after[0].startswith("-") else options.get("model")
+
+
+def _served_names(command: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """All names under which a command serves its model, the words of --served-model-name; empty if it gives none."""
+    value = options.get("served-model-name", [])
+    names = [str(each) for each in value] if isinstance(value, list) else [str(value)]
+    for position, word in enumerate(command):
+        if word.startswith("--") and _name(word[2:]) == "served-model-name":
+            names = list(itertools.takewhile(lambda following: not following.startswith("-"), command[position + 1 :]))
+    return names
 
 
 def _additional_config(words: Sequence[str], where: str) -> dict[str, Any]:
@@ -175,8 +204,16 @@ def address(words: Sequence[str]) -> tuple[str, int]:
     return ("127.0.0.1" if host in ("0.0.0.0", "::", "") else host), int(options["port"])
 
 
+def _is_port(value: Any) -> bool:
+    return str(value).isdecimal() and 1 <= int(value) <= 65535
+
+
 def listening(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    """A socket bound there, to be closed by the caller; port 0: any free one. Raises OSError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except UnicodeError:  # an empty or very long part of a name
+        raise OSError(errno.EINVAL, "not the name of a host") from None
     probe = socket.socket(family, socket.SOCK_STREAM)
     try:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

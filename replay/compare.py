@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 import psutil
 
-from replay import eligibility, estimate, host, probes, rundir, serving, source
+from replay import concurrency, estimate, host, probes, rundir, serving, source
 from replay.backends import model_name, request_headers, wire_limits
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
@@ -124,7 +124,7 @@ def foreseen(
     with contextlib.closing(SessionFile(folder / "sessions.jsonl")) as sessions:
         for backend in prepared.matching.backends:
             if backend.path is not None and backend.decode_backend == "latency_specialized":
-                words, share = eligibility.expected(plan, sessions.__getitem__, backend.path)
+                words, share = concurrency.expected(plan, sessions.__getitem__, backend.path)
                 level: Literal["note", "warning"] = "warning" if share is not None and share > 0.5 else "note"
                 yield Finding(level, f"{backend.name}: {words}")
 
@@ -151,19 +151,21 @@ def _rendering(run: Path) -> Rendering:
 
 
 def run_blocks(experiment: Experiment, servers: Servers, run: Path, manifest: Manifest, tell: Tell) -> None:
-    """Measure every block that is not finished, in order. Finished ones are not touched."""
+    """Measure every block that is not finished, in order. Finished ones are not touched. Raises UserError if another
+    process measures into this run directory."""
     host.check_client(experiment.replay.lanes)  # a resumed run needs the raised limits too
     plan, rendering = read_plan(run), _rendering(run)
     used: set[str] = set()
     """Starts of servers on which a block was measured."""
-    for index, name in enumerate(manifest.order, start=1):
-        if rundir.is_finished(run, index, name):
-            tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
-            continue
-        kept = rundir.set_aside(rundir.block_folder(run, index, name))
-        if kept is not None:
-            tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
-        _Measuring(experiment, servers, run, plan, rendering, manifest, tell).block(index, used)
+    with rundir.held(run):
+        for index, name in enumerate(manifest.order, start=1):
+            if rundir.is_finished(run, index, name):
+                tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
+                continue
+            kept = rundir.set_aside(rundir.block_folder(run, index, name))
+            if kept is not None:
+                tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
+            _Measuring(experiment, servers, run, plan, rendering, manifest, tell).block(index, used)
 
 
 class _Measuring(msgspec.Struct, frozen=True):

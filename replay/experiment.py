@@ -213,7 +213,7 @@ class Serve(_Model):
     words."""
     env: dict[str, str] = {}
     """Environment added to decodegate's own; ${NAME} is taken from it."""
-    devices: list[int] | None = None
+    devices: list[Annotated[int, Field(ge=0, strict=True)]] | None = None
     """GPUs by index, as CUDA_VISIBLE_DEVICES. Left out: what the environment says."""
     host: str = "127.0.0.1"
     """Address of this host that the server listens on."""
@@ -261,6 +261,17 @@ class Backend(_Model):
             raise ValueError("steps is for url: of servers that decodegate starts it knows where the step log is")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError("url must start with http:// or https://")
+        return self
+
+    @model_validator(mode="after")
+    def _gpus_fit(self) -> Backend:
+        devices = self.serve.devices if self.serve is not None else None
+        if devices is not None and len(set(devices)) < len(devices):
+            raise ValueError("serve.devices names a GPU twice")
+        if devices is not None and self.gpus is not None and len(devices) != self.gpus.count:
+            raise ValueError(f"serve.devices names {len(devices)} GPUs, but gpus.count is {self.gpus.count}")
+        if self.price_per_gpu_hour is not None and self.gpus is None:
+            raise ValueError("price_per_gpu_hour needs gpus: a cost is that of so many GPUs")
         return self
 
 
@@ -342,9 +353,11 @@ class Experiment(_Model):
 
     @model_validator(mode="after")
     def _starts(self) -> Experiment:
-        served = self.backends.baseline.serve is not None and self.backends.candidate.serve is not None
-        if self.serving.blocks_per_start > 1 and not (served and self.serving.arrangement == "in_turn"):
+        served = [each.serve is not None for each in (self.backends.baseline, self.backends.candidate)]
+        if self.serving.blocks_per_start > 1 and not (all(served) and self.serving.arrangement == "in_turn"):
             raise ValueError("serving.blocks_per_start is for backends that are both served, in turn")
+        if self.serving.arrangement == "side_by_side" and not any(served):
+            raise ValueError("serving.arrangement is for servers that decodegate starts (serve): leave it out")
         return self
 
     @model_validator(mode="after")
@@ -437,6 +450,7 @@ class _Loader(yaml.SafeLoader):
 _WORDS = {
     "missing": "is required",
     "tuple_type": "must be two numbers, [low, high]",
+    "string_type": "must be a text: put it in quotes",
     "dict_type": "must be a map, {name: value}",
     "model_type": "must be a map of keys",
     "model_attributes_type": "must be a map of keys",
@@ -453,14 +467,18 @@ def _in_words(kind: str, message: str, key: str) -> str:
 
 def frozen_yaml(experiment: Experiment) -> str:
     """The experiment with every default written out, without keys and passwords (replay/redaction.py): header values,
-    and those of a server's command and environment whose names say that they are."""
+    and those of a server's command and environment whose names say that they are. Raises UserError for a command that
+    is no list of words."""
     data = experiment.model_dump(mode="json")
     del data["backends"]["both"]  # it is in both already
-    for backend in data["backends"].values():
+    for name, backend in data["backends"].items():
         backend["headers"] = dict.fromkeys(backend["headers"], redaction.LEFT_OUT)
         if serve := backend["serve"]:
             command = serve["command"]
-            words = redaction.words(shlex.split(command) if isinstance(command, str) else command)
+            try:
+                words = redaction.words(shlex.split(command) if isinstance(command, str) else command)
+            except ValueError as error:  # a quote is not closed
+                raise UserError(f"backends.{name}.serve.command: {error}") from None
             serve["command"] = shlex.join(words) if isinstance(command, str) else words
             serve["options"] = redaction.values(serve["options"])
             serve["env"] = redaction.values(serve["env"])

@@ -4,9 +4,9 @@ isolates the decode path."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from replay.records import THROTTLING_FAULTS, Backend, GpuReading, Snapshot
+from replay.records import GPUS_ALIKE, THROTTLING_FAULTS, Backend, GpuReading, Snapshot
 
 
 def mismatches(baseline: Backend, candidate: Backend) -> list[str]:
@@ -53,20 +53,11 @@ def unequal(baseline: Snapshot, candidate: Snapshot) -> list[str]:
     if baseline.gpus is None or candidate.gpus is None:
         return []
     reasons = []
-    for what, describe in _ALIKE.items():
+    for what, describe in GPUS_ALIKE.items():
         one, other = (sorted(set(filter(None, map(describe, gpus)))) for gpus in (baseline.gpus, candidate.gpus))
         if one and other and one != other:
             reasons.append(f"{what}: baseline {' and '.join(one)}, candidate {' and '.join(other)}")
     return reasons
-
-
-_ALIKE: dict[str, Callable[[GpuReading], str | None]] = {
-    "GPU name": lambda gpu: gpu.name,
-    "GPU memory": lambda gpu: f"{gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else None,
-    "GPU power limit": lambda gpu: f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
-    "MIG": lambda gpu: None if gpu.mig is None else "on" if gpu.mig else "off",
-}
-"""What GPUs of both must have in common, in words; None where it is not known."""
 
 
 def told(baseline: Snapshot, candidate: Snapshot) -> str | None:
@@ -103,7 +94,7 @@ def _doubts(gpus: Sequence[GpuReading]) -> list[str]:
             "NVML shows no process of its server (as from inside a container), so that others on its GPUs cannot be "
             "told from it"
         )
-    unknown = [what for what, describe in _ALIKE.items() if any(describe(gpu) is None for gpu in gpus)]
+    unknown = [what for what, describe in GPUS_ALIKE.items() if any(describe(gpu) is None for gpu in gpus)]
     if unknown:
         found.append(f"NVML does not tell of its GPUs: {', '.join(unknown)}")
     return found

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from replay.records import MetricsSample
 
-PREFIX = "vllm:"
-TIMEOUT_S = 5.0
+_PREFIX = "vllm:"
+_TIMEOUT_S = 5.0
 """For connecting, and for each wait for bytes."""
 _MOST_BYTES = 64 << 20
 
@@ -48,7 +48,7 @@ def parse(text: str, *, gauges: bool = False) -> list[Sample]:
     ]
 
 
-_WANTED = (PREFIX, f"# TYPE {PREFIX}")
+_WANTED = (_PREFIX, f"# TYPE {_PREFIX}")
 
 
 class Scraper:
@@ -111,7 +111,7 @@ class Scraper:
             file.write(msgspec.json.encode(sample) + b"\n")
 
     def _page(self) -> str:
-        with self._opener.open(self._request, timeout=TIMEOUT_S) as response:
+        with self._opener.open(self._request, timeout=_TIMEOUT_S) as response:
             page: bytes = response.read(_MOST_BYTES)
         return page.decode("utf-8", "replace")
 

@@ -29,6 +29,7 @@ processes of that host. A field that is unknown is null, never 0 and never NaN.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -425,6 +426,15 @@ class GpuReading(msgspec.Struct, kw_only=True, frozen=True):
     """Reasons for which clocks are held down now (replay/nvml.py), idle left out."""
     mig: bool | None = None
     processes: list[GpuProcess] | None = None
+
+
+GPUS_ALIKE: dict[str, Callable[[GpuReading], str | None]] = {
+    "GPU name": lambda gpu: gpu.name,
+    "GPU memory": lambda gpu: f"{gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else None,
+    "GPU power limit": lambda gpu: f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
+    "MIG": lambda gpu: None if gpu.mig is None else "on" if gpu.mig else "off",
+}
+"""What GPUs of both backends must have in common, in words; None where it is not known."""
 
 
 class Snapshot(msgspec.Struct, kw_only=True):

@@ -6,7 +6,10 @@ there can be read, and a block counts only once its block.json says finished.
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -31,6 +34,21 @@ def create(run: Path) -> None:
     if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
     (run / "blocks").mkdir(parents=True)
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """Keep other processes from measuring into ``run`` meanwhile; they would set each other's blocks aside. Raises
+    UserError if one measures already."""
+    folder = os.open(run, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another decodegate measures into {run}: wait for its end, or use another --run") from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def read_manifest(run: Path) -> Manifest:

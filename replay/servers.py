@@ -163,12 +163,22 @@ class Servers:
 
     def _start(self, names: list[str]) -> None:
         """Start these together, since it takes minutes, and wait for all."""
+        words = {
+            name: commands.command_words(self._experiment.backend(name), model_name(self._experiment, name), name)
+            for name in names
+        }
+        ports = [commands.address(each)[1] for each in words.values()]
+        if len(set(ports)) < len(ports):  # vLLM's sockets would share it, and each take half of the other's requests
+            raise UserError(
+                f"side by side both servers would listen on port {ports[0]}: give each its own, or leave serve.port "
+                "out for free ones"
+            )
         try:
             for name in names:
                 backend = self._experiment.backend(name)
                 assert backend.serve is not None
                 self._up[name] = serving.launch(
-                    commands.command_words(backend, model_name(self._experiment, name), name),
+                    words[name],
                     backend.serve,
                     name=name,
                     model=model_name(self._experiment, name),

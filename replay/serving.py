@@ -111,9 +111,14 @@ def launch(
     host, port = commands.address(words)
     environment = {**os.environ, **commands.environment(serve, f"backends.{name}.serve")}
     if shutil.which(words[0], path=environment.get("PATH")) is None:
+        variable, equals, _ = words[0].partition("=")
         raise UserError(
-            f"backends.{name}.serve.command: there is no program {words[0]!r} here: give its path, for instance "
-            "/opt/vllm/bin/vllm"
+            f"backends.{name}.serve.command: there is no program {words[0]!r} here: "
+            + (
+                f"set {variable} in serve.env"
+                if equals and variable.isidentifier()
+                else "give its path, for instance /opt/vllm/bin/vllm"
+            )
         )
     _check_port(host, port, name)
     folder.mkdir(parents=True)

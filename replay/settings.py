@@ -373,8 +373,9 @@ def from_server_info(info: Mapping[str, Any]) -> dict[str, str]:
         else:
             found[name.replace("_", "-")] = value
     found["enable-lora"] = config.get("lora_config") is not None
-    found |= {f"env.{name}": value for name, value in (info.get("vllm_env") or {}).items()}
-    found |= {f"system.{name}": value for name, value in (info.get("system_env") or {}).items()}
+    for prefix, shown in (("env", info.get("vllm_env")), ("system", info.get("system_env"))):
+        if isinstance(shown, dict):
+            found |= {f"{prefix}.{name}": value for name, value in shown.items()}
     found = {name: value for name, value in found.items() if value is not None}
     return {name: value for name, value in _flat(found).items() if value != "null" and not _fits(name, VOLATILE)}
 

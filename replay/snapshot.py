@@ -108,7 +108,7 @@ async def _json(wire: Wire, path: str, body: bytes = b"") -> Any:
         return None
     try:
         return msgspec.json.decode(exchange.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -225,7 +225,10 @@ class Wire:
     """
 
     def __init__(self, url: str, limits: Limits, *, connections: int, headers: Mapping[str, str]) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # a bracket of an IPv6 address is missing
+            raise UserError(f"{url!r} is not the address of a server: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"{url!r} is not the address of a server: write it as http://HOST:PORT or https://HOST")
         if parts.username or parts.query or parts.fragment:
@@ -270,7 +273,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         try:
             found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: an empty or very long part of a name
             raise UserError(f"{self.url}: no address for host {self._host!r} ({error}); check the URL") from None
         # Once, so that no name server is in the way later.
         self._addresses = [(family, str(address[0])) for family, _, _, _, address in found]

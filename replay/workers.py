@@ -91,7 +91,8 @@ class Workers:
             except EOFError:
                 self._processes[number].join(5)
                 code = self._processes[number].exitcode
-                raise Ended("client", f"client worker {number} died (exit {code}); what it recorded is kept") from None
+                text = f"client worker {number} died (exit {code}); what it recorded is kept: continue with --resume"
+                raise Ended("client", text) from None
             if isinstance(message, worker.Failed):
                 raise Ended(message.why, message.text)
             if isinstance(message, worker.Done):

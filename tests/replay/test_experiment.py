@@ -44,6 +44,7 @@ def load(folder: Path, text: str) -> None:
         ("api: chat", "needs tokenizer"),
         ("token_ids: 5", "token_ids: must be two numbers"),
         ("limits: {}", "limits: unknown key"),
+        ("name: 5", "name: must be a text: put it in quotes"),
     ],
 )
 def test_slips_are_named(tmp_path: Path, line: str, words: str) -> None:
@@ -72,6 +73,14 @@ def test_frozen_is_the_same_experiment_without_header_values() -> None:
     frozen = frozen_yaml(experiment_of(data))
     assert "secret" not in frozen
     assert frozen_yaml(experiment_of(yaml.safe_load(frozen))) == frozen
+
+
+def test_a_quote_that_is_not_closed_is_told() -> None:
+    """As for a command that was edited before --resume, which compares texts before it starts anything."""
+    serve = {"serve": {"command": "vllm serve 'x"}}
+    data = {"model": "m", "workload": {"demo": True}, "backends": {"baseline": serve, "candidate": serve}}
+    with pytest.raises(UserError, match=r"backends\.baseline\.serve\.command: No closing quotation"):
+        frozen_yaml(experiment_of(data))
 
 
 def test_missing_file_folder_and_broken_yaml(tmp_path: Path) -> None:
@@ -194,3 +203,32 @@ def test_blocks_per_start_needs_two_served_in_turn() -> None:
                     "backends": {"baseline": baseline, "candidate": serve},
                 }
             )
+
+
+SERVE = {"command": "vllm serve m"}
+
+
+@pytest.mark.parametrize(
+    ("both", "serving", "words"),
+    [
+        (
+            {"serve": SERVE | {"devices": [0, 1]}, "gpus": {"count": 4, "kind": "H200"}},
+            {},
+            "2 GPUs, but gpus.count is 4",
+        ),
+        ({"serve": SERVE | {"devices": [0, 0]}}, {}, "serve.devices names a GPU twice"),
+        ({"serve": SERVE | {"devices": ["GPU-1"]}}, {}, "devices.0: Input should be a valid integer"),
+        (
+            {"serve": SERVE | {"env": {"OMP_NUM_THREADS": 1}}},
+            {},
+            "env.OMP_NUM_THREADS: must be a text: put it in quotes",
+        ),
+        ({"serve": SERVE, "price_per_gpu_hour": 3.0}, {}, "price_per_gpu_hour needs gpus"),
+        ({"url": "http://a"}, {"arrangement": "side_by_side"}, "arrangement is for servers that decodegate starts"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(both: Any, serving: Any, words: str) -> None:
+    backends = {"both": both, "baseline": {}, "candidate": {}}
+    with pytest.raises(UserError) as told:
+        experiment_of({"model": "m", "workload": {"demo": True}, "serving": serving, "backends": backends})
+    assert words in str(told.value)

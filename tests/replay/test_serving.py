@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,9 @@ FAKE = [sys.executable, str(Path(__file__).with_name("fake_vllm.py")), "serve", 
 
 
 def backend(*play: str, **serve: Any) -> Backend:
-    decode_backend = serve.pop("decode_backend", "auto")
+    own = {"decode_backend": serve.pop("decode_backend", "auto"), "headers": serve.pop("headers", {})}
     command = serve.pop("command", [*FAKE, *play])
-    return Backend.model_validate({"serve": {"command": command, **serve}, "decode_backend": decode_backend})
+    return Backend.model_validate({"serve": {"command": command, **serve}, **own})
 
 
 def words(given: Backend, model: str = "tiny") -> list[str]:
@@ -82,14 +83,16 @@ def test_options_become_words() -> None:
         "enforce-eager": True,
         "enable-prefix-caching": False,
         "compilation-config": {"cudagraph_mode": "FULL", "sizes": [1, 2]},
-        "served-model-name": ["a", "b"],
+        "served-model-name": ["a", "tiny"],
         "speculative-config.method": "ngram",
+        "override-generation-config": {"since": date(2026, 11, 30)},
         "-tp": 8,
     }
     assert served(options=options) == [
         *("--max-model-len", "4096", "--enforce-eager", "--no-enable-prefix-caching", "--compilation-config"),
-        *('{"cudagraph_mode": "FULL", "sizes": [1, 2]}', "--served-model-name", "a", "b"),
-        *("--speculative-config.method", "ngram", "-tp", "8", "--host", "h"),
+        *('{"cudagraph_mode": "FULL", "sizes": [1, 2]}', "--served-model-name", "a", "tiny"),
+        *("--speculative-config.method", "ngram", "--override-generation-config", '{"since": "2026-11-30"}'),
+        *("-tp", "8", "--host", "h"),
     ]
 
 
@@ -102,6 +105,19 @@ def test_a_command_as_text_is_the_one_as_list(some: list[str]) -> None:
 def test_a_command_may_go_on_in_the_next_line() -> None:
     text = "vllm serve tiny \\\n  --port 8000 \\\n  --host h"
     assert words(backend(command=text, instrument=False)) == ["vllm", "serve", "tiny", "--port", "8000", "--host", "h"]
+
+
+@pytest.mark.parametrize(
+    ("told", "words_of_it"),
+    [
+        ({"options": {"served-model-name": ["a", "b"]}}, "the model 'tiny', but the command serves it as a and b"),
+        ({"options": {"api-key": "hush"}}, "give backends.candidate.headers: {Authorization: Bearer ${NAME}}"),
+        ({"env": {"VLLM_API_KEY": "hush"}}, "its server wants an API key"),
+    ],
+)
+def test_a_command_that_would_refuse_our_requests_is_not_started(told: dict[str, Any], words_of_it: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words_of_it)):
+        served(**told)
 
 
 SPECIALISED = "latency_specialized"
@@ -137,6 +153,13 @@ def test_decode_backend_joins_what_the_config_file_says(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("text", [b"- a", b"port", b"\x80"])
+def test_a_config_file_that_is_none_is_left_to_the_server(tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(text)
+    assert served("--config", str(file)) == ["--config", str(file), "--host", "h"]
+
+
 @pytest.mark.parametrize(
     ("play", "serve", "told"),
     [
@@ -148,6 +171,8 @@ def test_decode_backend_joins_what_the_config_file_says(tmp_path: Path) -> None:
         ([], {"options": {"enforce-eager": None}}, "serve.options.enforce-eager has no value"),
         ([], {"command": "vllm 'serve"}, "No closing quotation"),
         ([], {"command": []}, "is empty"),
+        (["--port", "8000a"], {}, "the command says --port 8000a, which is none"),
+        (["--port", "0"], {}, "the command says --port 0, which is none"),
     ],
 )
 def test_contradictions_are_refused(play: list[str], serve: dict[str, Any], told: str) -> None:
@@ -263,7 +288,7 @@ def test_a_server_that_is_too_slow_is_given_up(started: Started) -> None:
 def test_one_that_refuses_a_token_is_given_up(started: Started) -> None:
     with pytest.raises(UserError, match=r"refuses a request for one token: http 401 .*not today"):
         started(backend("--play-refuse", "401"))
-    with pytest.raises(UserError, match=r"http 404 .*model `large` does not exist"):
+    with pytest.raises(UserError, match=r"ask for the model 'large', but the command serves it as small"):
         started(backend("--served-model-name", "small"), model="large")
 
 
@@ -274,6 +299,8 @@ def test_a_taken_port_and_a_program_that_is_not_there_are_told_before_anything_s
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"127.0.0.1:{port} cannot be listened on: Address already in use"):
             started(backend(port=port))
+    with pytest.raises(UserError, match=r"there is no program 'A=1' here: set A in serve\.env"):
+        started(backend(command="A=1 vllm serve tiny"))
     with pytest.raises(UserError, match="there is no program 'vlmm' here"):
         started(backend(command="vlmm serve tiny"))
     with pytest.raises(UserError, match="HF_TOKEN: 'NOT_SET_ANYWHERE' is not set in the environment"):
@@ -284,8 +311,9 @@ def test_a_taken_port_and_a_program_that_is_not_there_are_told_before_anything_s
 def test_secrets_stay_out_of_the_run_directory(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "hush")
     given = backend(
-        "--api-key", "hush", "--max-num-seqs", "4", env={"HF_TOKEN": "${MY_TOKEN}", "A": "b"}, devices=[2, 3]
-    )
+        "--api-key", "hush", "--max-num-seqs", "4", env={"HF_TOKEN": "${MY_TOKEN}", "A": "b"}, devices=[2, 3],
+        headers={"authorization": "Bearer hush"},
+    )  # fmt: skip
     command = started(given).command
     assert command.environment["HF_TOKEN"] == "(left out)"
     assert command.environment["A"] == "b"
@@ -435,19 +463,25 @@ def test_in_turn_one_server_stops_before_the_other_starts(tmp_path: Path) -> Non
         assert servers.running("baseline").folder == tmp_path / "servers" / "06-baseline"
 
 
-def test_side_by_side_both_are_up_and_shared_gpus_warned_of(tmp_path: Path) -> None:
-    told: list[str] = []
-    both = experiment(serving={"arrangement": "side_by_side"})
-    with Servers(both, tmp_path, lambda event: told.append(event.text)) as servers:
+def test_side_by_side_both_are_up(tmp_path: Path) -> None:
+    with Servers(experiment(serving={"arrangement": "side_by_side"}), tmp_path, lambda _: None) as servers:
         first, second = servers.running("baseline"), servers.running("candidate")
         assert servers.running("baseline") == first
         assert first.url != second.url
         assert servers.running("candidate", fresh=True).server != second.server
         assert servers.running("baseline").server == first.server
-    assert "may use the same GPUs" in told[0]
     assert sorted(path.name for path in (tmp_path / "servers").iterdir()) == [
         *("01-baseline", "02-candidate", "03-candidate")
     ]
+
+
+def test_two_on_one_port_are_refused_side_by_side(tmp_path: Path) -> None:
+    """vLLM shares ports (SO_REUSEPORT): both would start, and answer for one another."""
+    serve = {"serve": {"command": [*FAKE, "--port", "8000"], "instrument": False}}
+    both = experiment(serving={"arrangement": "side_by_side"}, backends={"baseline": serve, "candidate": serve})
+    with Servers(both, tmp_path, lambda _: None) as servers, pytest.raises(UserError, match="listen on port 8000"):
+        servers.running("baseline")
+    assert not (tmp_path / "servers").exists()
 
 
 def test_when_one_of_two_does_not_start_neither_stays(tmp_path: Path) -> None:

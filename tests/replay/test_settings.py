@@ -281,6 +281,8 @@ def test_server_info_gets_the_names_of_the_options() -> None:
     assert layout(settings)["tp"] == 2
     with pytest.raises(UserError, match="config_format=json"):
         from_server_info({"vllm_config": "text"})
+    odd = from_server_info({**INFO, "vllm_env": ["A=1"], "system_env": "text"})
+    assert odd == {name: value for name, value in settings.items() if not name.startswith(("env.", "system."))}
 
 
 def test_two_starts_of_one_server_do_not_differ() -> None:

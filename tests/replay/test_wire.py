@@ -160,7 +160,11 @@ def test_line_breaks_cannot_be_smuggled_into_a_header() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:80", "ftp://x", "http://", "http://u:p@h", "http://h?q=1", "http://h:99999", "http://h#f"]
+    "url",
+    [
+        *("127.0.0.1:80", "ftp://x", "http://", "http://u:p@h", "http://h?q=1", "http://h:99999", "http://h#f"),
+        "http://[::1",
+    ],
 )
 def test_a_url_that_cannot_be_used_is_the_users_to_mend(url: str) -> None:
     with pytest.raises(UserError, match=r"http|port"):

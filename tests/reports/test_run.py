@@ -109,6 +109,16 @@ def test_newer_schema(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_manifest_of_other_than_two_backends_is_refused(tmp_path: Path) -> None:
+    small(tmp_path)
+    file = tmp_path / "manifest.json"
+    manifest = msgspec.json.decode(file.read_bytes())
+    manifest["backends"] *= 2
+    file.write_bytes(msgspec.json.encode(manifest))
+    with pytest.raises(UserError, match="names 4 backends, not the two"):
+        load(tmp_path)
+
+
 def test_changed_plan_is_known(tmp_path: Path) -> None:
     small(tmp_path)
     assert load(tmp_path).changed == []
