@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from replay import commands, experiment, records
+from replay import experiment, records, serve_command
 from replay.emulator import language
 from replay.emulator.settings import EmulatorSettings
 from replay.emulator.speculation import Speculation
@@ -23,7 +23,7 @@ def model_name(whole: experiment.Experiment, name: str) -> str:
 def request_headers(whole: experiment.Experiment, name: str) -> dict[str, str]:
     """The backend's extra headers, with ${NAME} taken from the environment. Raises UserError for a name not set."""
     return {
-        header: commands.from_environment(value, f"backends.{name}.headers.{header}")
+        header: serve_command.from_environment(value, f"backends.{name}.headers.{header}")
         for header, value in whole.backend(name).headers.items()
     }
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from replay import estimate, host, matching
-from replay.compare import estimated_work, foreseen, make_plan, plan_summary, resume_run, run_blocks, start_run
+from replay import estimate, matching
+from replay.compare import Planned, make_plan, plan_summary, resume_run, run_blocks, start_run
 from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
 from replay.plan import plan_digest
-from replay.preflight import prepare, without_servers
+from replay.preflight import without_servers
 from replay.progress import Event, Finding, Tell
 from replay.servers import Servers
 from workloads.errors import UserError
@@ -58,25 +58,22 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
 
 def _check_offline(described: Experiment, tell: Tell) -> matching.Matching:
     matched = without_servers(described, tell)
-    for doubt in matched.unverified:
+    for doubt in matched.doubts:
         tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
     return matched
 
 
 def _check_servers(described: Experiment, console: Console, tell: Tell) -> matching.Matching:
-    for finding in host.check_client(described.replay.lanes):
-        tell(Event(text=str(finding)))
     with _scratch() as scratch:
-        with Servers(described, scratch, tell) as servers:
-            prepared = prepare(described, servers, scratch / "check", tell, allow_unmatched=True)
-        plan, _ = make_plan(described, prepared, scratch)
-        tell(Event(text=f"ok: plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
-        estimated = estimated_work(described, prepared, plan, scratch)
-        tell(Event(text=str(estimate.check_disk(estimated, _RUNS))))
-        for finding in foreseen(described, prepared, plan, scratch, estimated):
-            tell(Event(text=str(finding)))
-        _show(console, estimate.lines(estimated))
-    return prepared.matching
+        planned = _plan(described, scratch, tell)
+        _show(console, estimate.lines(planned.estimated))
+    return planned.prepared.matching
+
+
+def _plan(experiment: Experiment, scratch: Path, tell: Tell) -> Planned:
+    """The plan of a comparison that is not to be measured now, with all that would be refused let pass."""
+    with Servers(experiment, scratch, tell) as servers:
+        return make_plan(experiment, servers, scratch, tell, allow_unmatched=True, room=_RUNS)
 
 
 @contextmanager
@@ -141,25 +138,22 @@ def demo(run: Path | None) -> Path:
 
 def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
     with _scratch() as scratch:
-        with Servers(experiment, scratch, tell) as servers:
-            prepared = prepare(experiment, servers, scratch / "check", tell, allow_unmatched=True)
-        plan, digest = make_plan(experiment, prepared, scratch)
-        estimated = estimate.lines(estimated_work(experiment, prepared, plan, scratch))
-    order = block_order(experiment)
+        planned = _plan(experiment, scratch, tell)
+    plan, order = planned.plan, block_order(experiment)
     lost = "; ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items()) or "nothing"
     _show(
         console,
         {
             "plan": plan_digest(plan)[:12],
-            "workload": digest[:12],
+            "workload": planned.workload_digest[:12],
             "what": plan_summary(plan),
             "left out": lost,
             "pauses": f"{plan.pause_removed_share:.1%} of recorded pause time taken out",
             "blocks": f"{len(order)}: {', '.join(order)}",
         }
-        | estimated,
+        | estimate.lines(planned.estimated),
     )
-    for reason in prepared.matching.unmatched:
+    for reason in planned.prepared.matching.unmatched:
         words = f"not matched: {reason}: compare will refuse without --allow-unmatched"
         console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
 

@@ -44,8 +44,25 @@ _START_DELAY_NS = 200_000_000
 """From telling the workers to the common start: longer than any message takes."""
 
 
-def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple[Plan, str]:
-    """Read the workload and write the plan into ``folder``; returns it with the workload's digest."""
+class Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """A comparison that is ready to be measured."""
+
+    prepared: Prepared
+    plan: Plan
+    workload_digest: str
+    estimated: estimate.Estimate
+
+
+def make_plan(
+    experiment: Experiment, servers: Servers, folder: Path, tell: Tell, *, allow_unmatched: bool, room: Path
+) -> Planned:
+    """Preflight, then the plan into ``folder``, and what it lets expect. ``room``: where the run directory will be.
+
+    Raises UserError if it cannot be measured, or, unless ``allow_unmatched``, should not be.
+    """
+    for finding in host.check_client(experiment.replay.lanes):
+        tell(Event(text=str(finding)))
+    prepared = prepare(experiment, servers, folder / "check", tell, allow_unmatched=allow_unmatched)
     notes = Notes()
     workload = source.Source(experiment, notes)
     plan = build_plan(
@@ -56,7 +73,27 @@ def make_plan(experiment: Experiment, prepared: Prepared, folder: Path) -> tuple
         folder=folder,
         notes=notes,
     )
-    return plan, workload.digest()
+    tell(Event(text=f"ok: plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
+    scale = prepared.facts["baseline"].time_scale
+    estimated = estimate.estimate(experiment, plan, folder, block_order(experiment), time_scale=scale)
+    tell(Event(text=str(estimate.check_disk(estimated, room))))
+    for finding in _foreseen(experiment, prepared, plan, folder, estimated):
+        tell(Event(text=str(finding)))
+    return Planned(prepared=prepared, plan=plan, workload_digest=workload.digest(), estimated=estimated)
+
+
+def _foreseen(
+    experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path, estimated: estimate.Estimate
+) -> Iterator[Finding]:
+    """Room in the KV caches, and steps that cannot run specialised. Raises UserError if it cannot be measured so."""
+    for facts in prepared.facts.values():
+        yield from probes.check_capacity(facts, estimated.work, lanes=experiment.replay.lanes)
+    with contextlib.closing(SessionFile(folder / "sessions.jsonl")) as sessions:
+        for backend in prepared.matching.backends:
+            if backend.path is not None and backend.decode_backend == "latency_specialized":
+                words, share = concurrency.expected(plan, sessions.__getitem__, backend.path)
+                level: Literal["note", "warning"] = "warning" if share is not None and share > 0.5 else "note"
+                yield Finding(level, f"{backend.name}: {words}")
 
 
 def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unmatched: bool, tell: Tell) -> Manifest:
@@ -64,18 +101,10 @@ def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unma
 
     Raises UserError for backends that are not matched unless ``allow_unmatched``.
     """
-    for finding in host.check_client(experiment.replay.lanes):
-        tell(Event(text=str(finding)))
     rundir.create(run)
     try:
-        prepared = prepare(experiment, servers, run / "check", tell, allow_unmatched=allow_unmatched)
-        matched = prepared.matching
-        plan, workload_digest = make_plan(experiment, prepared, run)
-        tell(Event(text=f"plan {plan_digest(plan)[:12]}: {plan_summary(plan)}"))
-        order = block_order(experiment)
-        estimated = estimated_work(experiment, prepared, plan, run)
-        for finding in [estimate.check_disk(estimated, run), *foreseen(experiment, prepared, plan, run, estimated)]:
-            tell(Event(text=str(finding)))
+        planned = make_plan(experiment, servers, run, tell, allow_unmatched=allow_unmatched, room=run)
+        prepared, matched = planned.prepared, planned.prepared.matching
         (run / "experiment.yaml").write_text(frozen_yaml(experiment))
         (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
         manifest = Manifest(
@@ -84,16 +113,16 @@ def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unma
             decodegate_version=importlib.metadata.version("decodegate"),
             versions=_versions(),
             host=_host(),
-            plan_digest=plan_digest(plan),
-            workload_digest=workload_digest,
+            plan_digest=plan_digest(planned.plan),
+            workload_digest=planned.workload_digest,
             workload_source=source.source_name(experiment),
             backends=matched.backends,
-            order=order,
+            order=block_order(experiment),
             matched_gpus=not matched.unmatched,
             unmatched_reasons=matched.unmatched,
             under_test=experiment.serving.under_test,
             differences=matched.differences,
-            unverified=matched.unverified,
+            unverified=matched.doubts,
             emulated=any(backend.emulated for backend in matched.backends),
             workers=experiment.replay.workers,
             salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
@@ -105,28 +134,6 @@ def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unma
         if not (run / "servers").exists():  # their logs say why they did not start
             shutil.rmtree(run)  # only what we have just made: nothing is measured yet
         raise
-
-
-def estimated_work(experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path) -> estimate.Estimate:
-    """What the plan in ``folder`` will take, in all blocks."""
-    scale = prepared.facts["baseline"].time_scale
-    return estimate.estimate(experiment, plan, folder, block_order(experiment), time_scale=scale)
-
-
-def foreseen(
-    experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path, estimated: estimate.Estimate
-) -> Iterator[Finding]:
-    """What the plan in ``folder`` lets expect: room in the KV caches, and steps that cannot run specialised.
-
-    Raises UserError if it cannot be measured so."""
-    for facts in prepared.facts.values():
-        yield from probes.check_capacity(facts, estimated.work, lanes=experiment.replay.lanes)
-    with contextlib.closing(SessionFile(folder / "sessions.jsonl")) as sessions:
-        for backend in prepared.matching.backends:
-            if backend.path is not None and backend.decode_backend == "latency_specialized":
-                words, share = concurrency.expected(plan, sessions.__getitem__, backend.path)
-                level: Literal["note", "warning"] = "warning" if share is not None and share > 0.5 else "note"
-                yield Finding(level, f"{backend.name}: {words}")
 
 
 def resume_run(experiment: Experiment, run: Path) -> Manifest:

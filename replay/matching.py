@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from replay import backends, commands, eligibility, experiment, gpus, settings
+from replay import backends, eligibility, experiment, gpus, serve_command, settings
 from replay.probes import ServerFacts
 from replay.progress import Finding
 from replay.records import Backend, Difference, PathRule, Snapshot
@@ -44,7 +44,20 @@ class Matching(msgspec.Struct, kw_only=True):
     """In what the backends differ besides what is under test: measured only on demand."""
     differences: list[Difference] = []
     unverified: list[str] = []
+    """What could not be checked, in sentences."""
+    unchecked: dict[str, list[str]] = {}
+    """By backend: what the specialised path needs, and what is not known to be so."""
     findings: list[Finding] = []
+
+    @property
+    def doubts(self) -> list[str]:
+        """All that could not be checked, in sentences."""
+        needs = [
+            f"{name}: of what the specialised path needs: {', '.join(each)}"
+            for name, each in self.unchecked.items()
+            if each
+        ]
+        return [*self.unverified, *needs]
 
     def refuse(self, *, allow_unmatched: bool) -> None:
         """Raise UserError if the backends cannot be compared, or should not be."""
@@ -69,8 +82,8 @@ def declared(whole: experiment.Experiment) -> Matching:
         given: experiment.Backend = getattr(whole.backends, backend.name)
         if given.serve is None:
             continue
-        words = commands.command_words(given, backends.model_name(whole, backend.name), backend.name)
-        environment = commands.environment(given.serve, f"backends.{backend.name}.serve")
+        words = serve_command.completed(given, backends.model_name(whole, backend.name), backend.name)
+        environment = serve_command.environment(given.serve, f"backends.{backend.name}.serve")
         told = settings.from_command(words, environment)
         matching.told[backend.name] = told
         if given.gpus is not None:
@@ -88,7 +101,7 @@ def declared(whole: experiment.Experiment) -> Matching:
 
 
 def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen]) -> None:
-    """Add to ``matching`` what the running servers show."""
+    """Add to ``matching`` what the running servers show; its findings are then those of this look alone."""
     matching.findings = []
     for backend in matching.backends:
         shown = found[backend.name]
@@ -112,6 +125,8 @@ def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen
     elif versions[0] != versions[1]:
         matching.unmatched.append(f"version of the server: baseline {versions[0]}, candidate {versions[1]}")
     matching.findings += _kv_caches(baseline.facts, candidate.facts)
+    if len(matching.told) < 2 and None in (baseline.settings, candidate.settings):
+        matching.unmatched += _unlike(whole, baseline.facts, candidate.facts)
     _compare_settings(whole, matching, baseline.settings, candidate.settings)
     matching.findings += _fingerprints(matching, baseline, candidate)
 
@@ -125,6 +140,18 @@ def _kv_caches(baseline: ServerFacts, candidate: ServerFacts) -> Iterator[Findin
             "give both the same size (--kv-cache-memory-bytes), as vLLM takes what it finds free when it starts",
             why="the smaller one computes more prompts again, which is no effect of the decode path",
         )
+
+
+def _unlike(whole: experiment.Experiment, baseline: ServerFacts, candidate: ServerFacts) -> Iterator[str]:
+    """What servers that do not show their settings showed in their replies and counters."""
+    showed = {
+        "enable-prefix-caching": (baseline.prefix_caching, candidate.prefix_caching),
+        "speculative-config": (baseline.speculative, candidate.speculative),
+    }
+    for key, (one, other) in showed.items():
+        if None not in (one, other) and one != other and key not in whole.serving.under_test:
+            only = "baseline" if one else "candidate"
+            yield f"{key}: only the {only} has it: make them equal, or name it in serving.under_test"
 
 
 def _look(matching: Matching, backend: Backend, shown: Seen) -> None:
@@ -185,9 +212,7 @@ def _judge_path(
     ]
     if backend.path is not None and not backend.path.problems:
         matching.findings.append(Finding("ok", f"{backend.name}: {_in_words(backend.path)}"))
-    matching.unverified = [each for each in matching.unverified if not each.startswith(f"{backend.name}: of what the")]
-    if unchecked := eligibility.unchecked(deployment):
-        matching.unverified.append(f"{backend.name}: of what the specialised path needs: {', '.join(unchecked)}")
+    matching.unchecked[backend.name] = eligibility.unchecked(deployment)
 
 
 def _in_words(rule: PathRule) -> str:
@@ -202,13 +227,16 @@ def _in_words(rule: PathRule) -> str:
 def _under_test(found: list[Difference], names: list[str]) -> Iterator[Finding]:
     meant = [difference for difference in found if difference.under_test]
     for difference in meant:
-        values = " against ".join("not set" if v is None else v for v in (difference.baseline, difference.candidate))
-        yield Finding("ok", f"under test: {difference.key}: {values}")
+        yield Finding("ok", f"under test: {difference.key}: {difference.values}")
     if not meant:
         yield Finding(
             "warning",
             f"the backends do not differ in what is under test ({', '.join(names)}): this measures their noise",
         )
+        return
+    for name in names:
+        if not any(settings.covers(name, difference.key) for difference in meant):
+            yield Finding("note", f"serving.under_test names {name}, in which the backends do not differ")
 
 
 def _fingerprints(matching: Matching, baseline: Seen, candidate: Seen) -> Iterator[Finding]:

@@ -84,7 +84,7 @@ def prepare(
     matching.seen(experiment, matched, found)
     for finding in matched.findings:
         tell(Event(text=str(finding)))
-    for doubt in matched.unverified:
+    for doubt in matched.doubts:
         tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
     matched.refuse(allow_unmatched=allow_unmatched)
     limits = [facts[name].max_model_len for name in backends.NAMES]

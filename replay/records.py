@@ -292,6 +292,11 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True):
     under_test: bool
     """Meant to differ."""
 
+    @property
+    def values(self) -> str:
+        """Both values in words, the baseline's first."""
+        return " against ".join("not set" if v is None else v or "(empty)" for v in (self.baseline, self.candidate))
+
 
 class Backend(msgspec.Struct, kw_only=True):
     """One backend as declared and seen."""

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 from msgspec.structs import replace
 
-from replay import commands, nvml, serving
+from replay import nvml, serve_command, serving
 from replay.backends import NAMES, emulator_settings, model_name, request_headers
 from replay.emulator import process
 from replay.experiment import Backend, Experiment
@@ -63,9 +63,9 @@ class Servers:
         self._folder = run / "servers"
         self._tell = tell
         self._up: dict[str, serving.Server] = {}
-        _await_left(self._folder, tell)
 
     def __enter__(self) -> Self:
+        _await_left(self._folder, self._tell)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,10 +164,10 @@ class Servers:
     def _start(self, names: list[str]) -> None:
         """Start these together, since it takes minutes, and wait for all."""
         words = {
-            name: commands.command_words(self._experiment.backend(name), model_name(self._experiment, name), name)
+            name: serve_command.completed(self._experiment.backend(name), model_name(self._experiment, name), name)
             for name in names
         }
-        ports = [commands.address(each)[1] for each in words.values()]
+        ports = [serve_command.address(each)[1] for each in words.values()]
         if len(set(ports)) < len(ports):  # vLLM's sockets would share it, and each take half of the other's requests
             raise UserError(
                 f"side by side both servers would listen on port {ports[0]}: give each its own, or leave serve.port "

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from replay import commands, guard, redaction, refusals, step_plugin
+from replay import guard, redaction, refusals, serve_command, step_plugin
 from replay.experiment import Backend, Serve
 from replay.progress import Event, Finding, Tell
 from replay.records import Command
@@ -103,13 +103,13 @@ def launch(
     headers: dict[str, str],
     freed: Callable[[], bool] | None = None,
 ) -> Server:
-    """Start a server with this whole command (replay/commands.py), without waiting for it to be ready.
+    """Start a server with this whole command (replay/serve_command.py), without waiting for it to be ready.
 
     ``folder`` is made; ``headers`` go with requests to the server. Raises UserError before anything is started if its
     port is taken, its program is not there, or its environment is not complete.
     """
-    host, port = commands.address(words)
-    environment = {**os.environ, **commands.environment(serve, f"backends.{name}.serve")}
+    host, port = serve_command.address(words)
+    environment = {**os.environ, **serve_command.environment(serve, f"backends.{name}.serve")}
     if shutil.which(words[0], path=environment.get("PATH")) is None:
         variable, equals, _ = words[0].partition("=")
         raise UserError(
@@ -199,7 +199,7 @@ def start(
 ) -> Server:
     """Start the backend's server and wait until it is ready. Raises UserError if it is not; nothing runs then."""
     assert backend.serve is not None
-    words = commands.command_words(backend, model, name)
+    words = serve_command.completed(backend, model, name)
     server = launch(words, backend.serve, name=name, model=model, folder=folder, headers=headers, freed=freed)
     try:
         await_ready([server], tell)
@@ -264,8 +264,8 @@ def control(
     Raises UserError if it cannot even be tried (see launch).
     """
     assert backend.serve is not None
-    words = commands.with_decode_backend(
-        commands.command_words(backend, model, name), commands.BOGUS, f"backends.{name}"
+    words = serve_command.with_decode_backend(
+        serve_command.completed(backend, model, name), serve_command.BOGUS, f"backends.{name}"
     )
     words += ["--load-format", "dummy"]
     server = launch(words, backend.serve, name=name, model=model, folder=folder, headers=headers, freed=freed)
@@ -274,7 +274,7 @@ def control(
     except UserError as error:
         unclear = Control("unclear", str(error))
     else:
-        return Control("ignored", f"the server came up with decode_backend: {commands.BOGUS}")
+        return Control("ignored", f"the server came up with decode_backend: {serve_command.BOGUS}")
     finally:
         stop(server, tell=tell)
     words_of_it = refusals.refused_decode_backend(refusals.read_tail(folder / LOG))
@@ -351,7 +351,7 @@ def _ended(server: Server) -> _Ended:
 
 def _check_port(host: str, port: int, name: str) -> None:
     try:
-        commands.listening(host, port).close()
+        serve_command.listening(host, port).close()
     except OSError as error:
         raise UserError(
             f"backends.{name}.serve: {host}:{port} cannot be listened on: {error.strerror}{_listener(port)}: stop what "

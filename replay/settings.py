@@ -444,17 +444,22 @@ def differences(
 
     ``under_test``: names of settings that are meant to; a name covers what is below it.
     """
-    meant = [_option(name) for name in under_test]
     return [
         records.Difference(
             key=key,
             baseline=baseline.get(key),
             candidate=candidate.get(key),
-            under_test=any(key == name or key.startswith(name + ".") for name in meant),
+            under_test=any(covers(name, key) for name in under_test),
         )
         for key in sorted({*baseline, *candidate})
         if baseline.get(key) != candidate.get(key) and not _fits(key, IGNORED)
     ]
+
+
+def covers(name: str, key: str) -> bool:
+    """Whether a name, in any spelling of an option, is that of this setting or of one above it."""
+    option = _option(name)
+    return key == option or key.startswith(option + ".")
 
 
 def _option(written: str) -> str:
@@ -474,10 +479,7 @@ def refusal(found: Sequence[records.Difference]) -> str | None:
         if difference.under_test:
             continue
         why = next((f": {words}" for pattern, words in _WHY if fnmatch.fnmatchcase(difference.key, pattern)), "")
-        values = " against ".join(
-            "not set" if v is None else v or "(empty)" for v in (difference.baseline, difference.candidate)
-        )
-        lines.append(f"  {difference.key}: {values}{why}")
+        lines.append(f"  {difference.key}: {difference.values}{why}")
     if not lines:
         return None
     return (

@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from replay import nvml, settings
+from replay.pages import page
 from replay.records import Command, GpuReading, Snapshot
 from replay.wire import Wire
 from workloads.errors import UserError
@@ -103,7 +104,7 @@ def _tree(pid: int) -> set[int]:
 
 async def _json(wire: Wire, path: str, body: bytes = b"") -> Any:
     """What a page says (with a ``body``: answers); None for a page that is missing or no JSON."""
-    exchange = await wire.exchange(path, body, {"X-Request-ID": "snapshot"}, method="POST" if body else "GET")
+    exchange = await page(wire, path, body, method="POST" if body else "GET", request_id="snapshot")
     if exchange.failure is not None or exchange.http_status != 200:
         return None
     try:

@@ -13,6 +13,7 @@ from replay import coverage, rundir, serving, snapshot
 from replay.backends import model_name, request_headers, wire_limits
 from replay.experiment import Experiment
 from replay.metrics import Scraper
+from replay.pages import page
 from replay.records import GraphTable, Snapshot
 from replay.servers import Running
 from replay.wire import Wire
@@ -93,7 +94,7 @@ class Watch:
 
 
 async def _reset(wire: Wire) -> bool | None:
-    exchange = await wire.exchange("/reset_prefix_cache", b"", {}, method="POST")
+    exchange = await page(wire, "/reset_prefix_cache", method="POST")
     if exchange.failure is not None or exchange.http_status in (404, 405):
         return None
     return exchange.http_status == 200

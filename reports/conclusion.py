@@ -31,11 +31,7 @@ class Conclusion(msgspec.Struct, frozen=True):
 def compared(manifest: Manifest, gates: list[Gate]) -> str:
     """What the ratio is of, in a sentence, where it is not of the decode path for certain; else empty."""
     if all(backend.decode_backend != SPECIALISED for backend in manifest.backends):
-        told = [
-            f"{each.key} ({' against '.join('not set' if v is None else v for v in (each.baseline, each.candidate))})"
-            for each in manifest.differences
-            if each.under_test
-        ]
+        told = [f"{each.key} ({each.values})" for each in manifest.differences if each.under_test]
         others = [name for name in manifest.under_test if not name.endswith("decode_backend")]
         what = ", ".join(told or others) or "two deployments"
         return f"What is compared here is {what}: neither backend is set to the specialised decode path."

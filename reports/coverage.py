@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from replay.records import STEP, STEP_MODES, Backend, GraphTable, PathRule, StepLog
+from replay.records import SCHEMA_VERSION, STEP, STEP_MODES, Backend, GraphTable, PathRule, StepLog
 from reports.chunks import Ints, slabs
 from reports.run import LoadedBlock, Run
 from workloads.errors import UserError
@@ -265,9 +265,12 @@ def _logs(folder: Path) -> list[tuple[StepLog, Path]]:
     found = []
     for head in sorted(folder.glob("*.json")):
         try:
-            found.append((msgspec.json.decode(head.read_bytes(), type=StepLog), head.with_suffix(".bin")))
+            read = msgspec.json.decode(head.read_bytes(), type=StepLog)
         except msgspec.MsgspecError as error:
             raise UserError(f"{head} is damaged: {error}. Move it away to judge the run without it") from None
+        if read.schema_version > SCHEMA_VERSION:
+            raise UserError(f"{head} has schema_version {read.schema_version}: upgrade decodegate")
+        found.append((read, head.with_suffix(".bin")))
     return found
 
 
@@ -403,7 +406,8 @@ def _from_graph_table(_: Run, loaded: LoadedBlock, __: pl.DataFrame, rule: PathR
     except msgspec.MsgspecError as error:
         raise UserError(f"{file} is damaged: {error}. Move it away to judge the run without it") from None
     schema = {"unpadded": pl.Int64, "padded": pl.Int64, "mode": pl.String, "count": pl.Int64}
-    counts = pl.DataFrame([msgspec.structs.astuple(each) for each in table.counts], schema=schema, orient="row")
+    rows = [msgspec.structs.astuple(each) for each in table.counts if each.count > 0]
+    counts = pl.DataFrame(rows, schema=schema, orient="row")
     reasons = [(~pl.col("mode").is_in(_modes(rule)), EAGER)]
     if rule is not None:
         each = rule.tokens_per_request

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from replay.outcomes import Outcome, outcome
 from replay.wire import Exchange, Wire
 from workloads.content import stable_bytes
@@ -75,10 +73,3 @@ async def counted(
             "the experiment would send such requests"
         )
     return reply.input_tokens, reply
-
-
-async def page(wire: Wire, path: str, body: object = None) -> Exchange:
-    """GET a page, or POST ``body`` to it as JSON."""
-    if body is None:
-        return await wire.exchange(path, b"", {}, method="GET")
-    return await wire.exchange(path, msgspec.json.encode(body), {})

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 
-from replay.probes.asking import page, read, send
+from replay.pages import page
+from replay.probes.asking import read, send
 from replay.progress import Finding
 from replay.wire import Exchange, Wire
 from workloads.rendering import Rendering

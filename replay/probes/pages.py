@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from replay.metrics import parse
-from replay.probes.asking import page
+from replay.pages import page
 from replay.probes.facts import KvCache
 from replay.wire import Wire
 

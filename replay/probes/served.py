@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from replay.probes.asking import page
+from replay.pages import LIMIT_S, page
 from replay.progress import Finding
 from replay.wire import Wire
 from workloads.errors import UserError
@@ -20,7 +20,8 @@ async def look_for_model(wire: Wire, model: str) -> tuple[int | None, list[Findi
     """Check that the model is served; returns its max_model_len if the server tells. Raises UserError if it is not."""
     reply = await page(wire, "/v1/models")
     if reply.failure is not None:
-        raise UserError(f"{wire.url}: {reply.failure} ({reply.detail}); is the server up, and the URL right?")
+        what = f"no answer for {LIMIT_S:g} s" if reply.failure == "cut" else f"{reply.failure} ({reply.detail})"
+        raise UserError(f"{wire.url}: {what}; is the server up, and the URL right?")
     if reply.http_status != 200:
         what = f"{wire.url}: /v1/models answers HTTP {reply.http_status}"
         return None, [Finding("note", what, why="the model's name and context length are not checked")]

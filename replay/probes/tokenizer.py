@@ -7,7 +7,7 @@ import hashlib
 import msgspec
 from tokenizers import Tokenizer
 
-from replay.probes.asking import page
+from replay.pages import page
 from replay.wire import Wire
 from workloads.errors import UserError
 
@@ -28,7 +28,8 @@ async def tokenizer_digest(wire: Wire, model: str, own: Tokenizer | None) -> str
 
     ``own``: the experiment's tokenizer. Raises UserError if it gives other ids.
     """
-    reply = await page(wire, "/tokenize", {"model": model, "prompt": TEXT, "add_special_tokens": False})
+    asked = {"model": model, "prompt": TEXT, "add_special_tokens": False}
+    reply = await page(wire, "/tokenize", msgspec.json.encode(asked), method="POST")
     if reply.failure is not None or reply.http_status != 200:
         return None
     try:

@@ -394,7 +394,7 @@ def test_a_server_that_reads_the_key_passes_the_control(tmp_path: Path) -> None:
     assert candidate.path is not None
     assert candidate.path.problems == []
     assert prepared.matching.impossible == prepared.matching.unmatched == []
-    assert any("of what the specialised path needs" in doubt for doubt in prepared.matching.unverified)
+    assert any("of what the specialised path needs" in doubt for doubt in prepared.matching.doubts)
 
 
 def test_a_program_that_is_not_there_and_a_taken_port_are_named(tmp_path: Path) -> None:

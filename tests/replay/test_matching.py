@@ -10,7 +10,7 @@ import pytest
 
 from replay.experiment import Experiment, experiment_of
 from replay.matching import Matching, Seen, declared, seen
-from replay.probes import ServerFacts
+from replay.probes import KvCache, ServerFacts
 from replay.records import GpuReading, Snapshot
 from tests.replay.test_eligibility import K3
 from workloads.errors import UserError
@@ -145,7 +145,7 @@ def test_settings_that_are_not_shown_are_not_verified() -> None:
     matching = look(pair(), one(SHOWN), one())
     assert matching.differences == []
     assert matching.unmatched == []
-    doubts = "\n".join(matching.unverified)
+    doubts = "\n".join(matching.doubts)
     assert "candidate: its settings, its layout too, are as declared: /server_info shows none" in doubts
     assert "baseline: its settings" not in doubts
     assert "candidate: 8 x GB300 is as declared: another host" in doubts
@@ -187,7 +187,7 @@ def test_tokenizers_that_differ_are_refused_and_versions_too() -> None:
     assert matching.unmatched == ["version of the server: baseline 0.33.0, candidate 0.33.1"]
     unknown = look(whole, one(tokenizer_digest="x"), one(server={"version": None}))
     assert unknown.impossible == unknown.unmatched == []
-    assert any("candidate does not tell (/version)" in doubt for doubt in unknown.unverified)
+    assert any("candidate does not tell (/version)" in doubt for doubt in unknown.doubts)
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_the_path_of_a_running_server_is_judged_with_its_version(tmp_path: Path)
     whole = experiment(serve, {**serve, "decode_backend": SPECIALISED})
     before = declared(whole)
     assert before.impossible == []
-    assert any("of what the specialised path needs: " in d and "version of vLLM" in d for d in before.unverified)
+    assert any("of what the specialised path needs: " in d and "version of vLLM" in d for d in before.doubts)
     matching = look(whole, one(), one())
     assert matching.impossible == []
-    needs = [doubt for doubt in matching.unverified if "of what the specialised path needs" in doubt]
+    needs = [doubt for doubt in matching.doubts if "of what the specialised path needs" in doubt]
     assert all("version of vLLM" not in doubt for doubt in needs)
     assert len(needs) <= 1
     path = matching.backends[1].path
@@ -262,3 +262,29 @@ def test_the_path_of_a_running_server_is_judged_with_its_version(tmp_path: Path)
     old = look(whole, one(server={"version": "0.32.0"}), one(server={"version": "0.32.0"}))
     assert len(old.impossible) == 1
     assert "vLLM 0.32.0 does not read decode_backend" in old.impossible[0]
+
+
+def test_a_slip_in_a_name_under_test_is_told() -> None:
+    matching = declared(served("--max-num-seqs", "8", under_test=["max_num_seqs", "kv-cache-dtyp"]))
+    assert "names kv-cache-dtyp, in which the backends do not differ" in said(matching)
+    assert "names max_num_seqs" not in said(matching)
+
+
+def test_servers_that_hide_their_settings_still_show_some_of_them() -> None:
+    silent = {"prefix_caching": True, "speculative": False}
+    whole = pair(under_test=[KEY])
+    assert look(whole, one(**silent), one(**silent)).unmatched == []
+    (reason,) = look(whole, one(**silent), one(**silent | {"speculative": True})).unmatched
+    assert reason.startswith("speculative-config: only the candidate has it")
+    (reason,) = look(whole, one(**silent), one(**silent | {"prefix_caching": None, "speculative": True})).unmatched
+    meant = pair(under_test=[KEY, "speculative-config"])
+    assert look(meant, one(**silent), one(**silent | {"speculative": True})).unmatched == []
+
+
+def test_kv_caches_of_unequal_size_are_named() -> None:
+    whole = pair(under_test=[KEY])
+    small, large = (KvCache(tokens=tokens, engines=1, exact=True) for tokens in (106_448, 214_080))
+    assert "holds 106,448 tokens on the baseline and 214,080" in said(
+        look(whole, one(kv_cache=small), one(kv_cache=large))
+    )
+    assert "KV cache" not in said(look(whole, one(kv_cache=small), one(kv_cache=small)))

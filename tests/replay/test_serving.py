@@ -27,8 +27,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replay import guard, serving
-from replay.commands import command_words
+from replay import guard, serve_command, serving
 from replay.experiment import Backend, Experiment, experiment_of
 from replay.progress import Event
 from replay.records import Command
@@ -46,7 +45,7 @@ def backend(*play: str, **serve: Any) -> Backend:
 
 
 def words(given: Backend, model: str = "tiny") -> list[str]:
-    return command_words(given, model, "candidate")
+    return serve_command.completed(given, model, "candidate")
 
 
 def served(*play: str, **serve: Any) -> list[str]:

@@ -33,7 +33,7 @@ def from_environment(text: str, where: str) -> str:
         raise UserError(f"{where}: {error} is not set in the environment (a plain $ is written $$)") from None
 
 
-def command_words(backend: Backend, model: str, name: str) -> list[str]:
+def completed(backend: Backend, model: str, name: str) -> list[str]:
     """The whole command of the backend called ``name``, which serves ``model``: what the experiment gives as
     ``serve``, with host, port (a free one, if none is given), the model's name, decode_backend, and the options of
     ``serve.instrument``, each unless it is there already.
