@@ -67,11 +67,13 @@ def conclude(
     if against or ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
         return Conclusion("INCONCLUSIVE", first + against, caveats)
     between = f"the 95 % interval of the P90 interactivity ratio, {ratio.low:.3f} to {ratio.high:.3f},"
-    if ratio.low > 1:
-        return Conclusion("candidate faster", [*first, f"All of {between} lies above 1."], caveats)
-    if ratio.high < 1:
-        return Conclusion("candidate slower", [*first, f"All of {between} lies below 1."], caveats)
     most = 1 + thresholds.equal_within
+    small = f" It is shown, but small: less than the {thresholds.equal_within:.0%} that may be called none."
+    small = small if 1 / most <= ratio.low and ratio.high <= most else ""
+    if ratio.low > 1:
+        return Conclusion("candidate faster", [*first, f"All of {between} lies above 1.{small}"], caveats)
+    if ratio.high < 1:
+        return Conclusion("candidate slower", [*first, f"All of {between} lies below 1.{small}"], caveats)
     if 1 / most <= ratio.low and ratio.high <= most:
         none = f"All of {between} lies around 1 and within {1 / most:.3f} to {most:.3f}: {thresholds.equal_within:.0%}"
         return Conclusion("no difference", [*first, f"{none} at most may be called none."], caveats)

@@ -127,4 +127,4 @@ def _read(path: Path) -> Snapshot | None:
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}. Move it away to judge the run without it") from None

@@ -384,6 +384,13 @@ def test_conclusion_follows_the_interval(interval: tuple[float, float, float], o
     assert (optional.outcome, optional.caveats) == (outcome, ["X: unknown. Broken."])
 
 
+@pytest.mark.parametrize(("interval", "small"), [((1.006, 1.009, 1.016), True), ((1.02, 1.1, 1.2), False)])
+def test_an_effect_that_is_shown_but_small_is_called_so(interval: tuple[float, float, float], small: bool) -> None:
+    found = conclude(ratio_effect(*interval), [], Thresholds())
+    assert found.outcome == "candidate faster"
+    assert ("small: less than the 5%" in found.reasons[-1]) == small
+
+
 def test_br_29_too_few_sessions_are_said_with_the_number_needed() -> None:
     found = conclude(ratio_effect(0.9, 1.0, 1.1), [], Thresholds())
     assert found.outcome == "INCONCLUSIVE"
