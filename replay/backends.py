@@ -12,7 +12,7 @@ from workloads.errors import UserError
 
 NAMES = ("baseline", "candidate")
 
-_DEFAULT_TOKEN_IDS = (1000, 30000)
+DEFAULT_TOKEN_IDS = (1000, 30000)
 
 
 def model_name(whole: experiment.Experiment, name: str) -> str:
@@ -88,4 +88,4 @@ def vocabulary(whole: experiment.Experiment, *, emulated: bool) -> Vocabulary:
         return vocabulary_of_tokenizer(load_tokenizer(whole.tokenizer))
     if emulated and whole.token_ids is None:
         return vocabulary_of_tokenizer(language.tokenizer())
-    return vocabulary_of_range(*(whole.token_ids or _DEFAULT_TOKEN_IDS))
+    return vocabulary_of_range(*(whole.token_ids or DEFAULT_TOKEN_IDS))

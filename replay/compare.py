@@ -40,6 +40,9 @@ _READY_GRACE_S = 60.0
 _DYING_S = serving.ABANDONED_S + 5.0
 """A server whose port is closed may take so long to end: then its log is quoted."""
 
+_FEWEST_TURNS = 50
+"""Turns of each backend, over its blocks, below which reports give no interval of P90 (reports/intervals.py)."""
+
 _START_DELAY_NS = 200_000_000
 """From telling the workers to the common start: longer than any message takes."""
 
@@ -86,6 +89,14 @@ def _foreseen(
     experiment: Experiment, prepared: Prepared, plan: Plan, folder: Path, estimated: estimate.Estimate
 ) -> Iterator[Finding]:
     """Room in the KV caches, and steps that cannot run specialised. Raises UserError if it cannot be measured so."""
+    values = estimated.work.rated * block_order(experiment).count("baseline")
+    if values < _FEWEST_TURNS:
+        yield Finding(
+            "warning",
+            f"{values} turns of several tokens on each backend are too few: P90 needs {_FEWEST_TURNS}",
+            "take more sessions or turns, or raise replay.rounds",
+            why="its ratio will have no interval, and the report will be INCONCLUSIVE",
+        )
     for facts in prepared.facts.values():
         yield from probes.check_capacity(facts, estimated.work, lanes=experiment.replay.lanes)
     with contextlib.closing(SessionFile(folder / "sessions.jsonl")) as sessions:

@@ -41,6 +41,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     """Of ``input_tokens``, what an ideal prefix cache holds."""
     output_tokens: int
+    rated: int
+    """Requests that ask for several tokens, which alone have a decode rate."""
     longest: int
     """Prompt + output of one turn, tokens."""
     median: int
@@ -81,6 +83,7 @@ def planned_work(plan: Plan, folder: Path) -> Work:
         input_tokens=inputs,
         cached_tokens=cached,
         output_tokens=outputs,
+        rated=int((turns[:, 2] > 1).sum() * times),
         longest=int(contexts.max(initial=0)),
         median=int(np.median(contexts)) if len(turns) else 0,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from replay import backends, eligibility, experiment, gpus, serve_command, settings
+from replay import backends, eligibility, experiment, gpus, redaction, serve_command, settings
 from replay.probes import ServerFacts
 from replay.progress import Finding
 from replay.records import Backend, Difference, PathRule, Snapshot
@@ -84,11 +84,13 @@ def declared(whole: experiment.Experiment) -> Matching:
             continue
         words = serve_command.completed(given, backends.model_name(whole, backend.name), backend.name)
         environment = serve_command.environment(given.serve, f"backends.{backend.name}.serve")
+        backend.command = redaction.words(words)
         told = settings.from_command(words, environment)
         matching.told[backend.name] = told
         if given.gpus is not None:
             matching.impossible += [f"{backend.name}: {each}" for each in settings.layout_problems(given.gpus, told)]
         _judge_path(matching, backend, told, version=None)
+        matching.impossible += _vocabulary_problems(whole, backend.name, told)
     matching.unmatched += gpus.mismatches(*matching.backends)
     if len(matching.told) == 2:
         matching.differences = settings.differences(
@@ -98,6 +100,19 @@ def declared(whole: experiment.Experiment) -> Matching:
             matching.unmatched.append(refused)
         matching.findings += _under_test(matching.differences, whole.serving.under_test)
     return matching
+
+
+def _vocabulary_problems(whole: experiment.Experiment, name: str, told: Settings) -> Iterator[str]:
+    """Token ids that the model does not have, where its folder tells how many it has."""
+    config = eligibility.read_config(told["model"]) if told.get("model") else None
+    text = (config or {}).get("text_config") or config or {}
+    size = text.get("vocab_size")
+    high = (whole.token_ids or backends.DEFAULT_TOKEN_IDS)[1]
+    if whole.tokenizer is None and isinstance(size, int) and high > size:
+        yield (
+            f"{name}: prompts would be made of token ids up to {high:,}, but its model has {size:,}: give tokenizer "
+            f"(the model's folder), or token_ids: [low, {size}]"
+        )
 
 
 def seen(whole: experiment.Experiment, matching: Matching, found: dict[str, Seen]) -> None:

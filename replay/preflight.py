@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from replay import backends, matching, probes, snapshot, source
+from replay import backends, matching, probes, settings, snapshot, source
 from replay.emulator.settings import resolve
 from replay.experiment import Backend, Experiment
 from replay.order import block_order
@@ -20,6 +20,8 @@ from replay.wire import Wire
 from workloads.content import load_tokenizer
 from workloads.errors import UserError
 from workloads.rendering import Rendering
+
+_KEY = "additional-config.decode_backend"
 
 _IDLE_S = 1.0
 """How long an idle connection is left to see whether the server keeps it."""
@@ -140,7 +142,8 @@ def _doubts(experiment: Experiment) -> Iterator[Finding]:
     baseline, candidate = experiment.backends.baseline, experiment.backends.candidate
     if baseline.url is not None and _address(baseline.url) == _address(candidate.url or ""):
         yield Finding("warning", "both backends are one server: this measures its noise, not a difference")
-    if (baseline.decode_backend, candidate.decode_backend) != ("auto", "latency_specialized"):
+    under_test = any(settings.covers(name, _KEY) for name in experiment.serving.under_test)
+    if under_test and (baseline.decode_backend, candidate.decode_backend) != ("auto", "latency_specialized"):
         yield Finding(
             "warning",
             f"decode_backend is {baseline.decode_backend} for the baseline and {candidate.decode_backend} for the "

@@ -310,6 +310,8 @@ class Backend(msgspec.Struct, kw_only=True):
     """Declared: model, the emulator's own. Seen in preflight: version, fingerprint, max_model_len."""
     served: bool = False
     """Started by us."""
+    command: list[str] = []
+    """Its words, if so, without secrets; the port may be another at each start."""
     price_per_gpu_hour: float | None = None
     path: PathRule | None = None
     """Null: no rule is known for this deployment."""

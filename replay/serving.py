@@ -283,7 +283,7 @@ def control(
 
 async def _ready(server: Server, tell: Tell) -> None:
     """Wait for one server; raises UserError. Writes how long it took into command.json."""
-    told = time.monotonic()
+    told, shown = time.monotonic(), ""
     tell(Event(text=f"{server.name}: starting {server.url}, log in {server.folder / LOG}"))
     asking = asyncio.create_task(_first_token(server))
     try:
@@ -302,8 +302,9 @@ async def _ready(server: Server, tell: Tell) -> None:
                     f"{server.folder / LOG}"
                 )
             if time.monotonic() - told >= _TELL_S:
-                told = time.monotonic()
-                tell(Event(text=f"{server.name}: starting for {elapsed:.0f} s: {_last_words(server)}"))
+                told, before, shown = time.monotonic(), shown, _last_words(server)
+                news = f": its log says: {shown}" if shown != before else ", nothing new in its log"
+                tell(Event(text=f"{server.name}: starting for {elapsed:.0f} s{news}"))
         asking.result()
     finally:
         asking.cancel()

@@ -3,6 +3,8 @@ analysis."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -70,6 +72,10 @@ class BackendSummary(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     decode_backend: str
     emulated: bool
+    under_test: dict[str, str | None]
+    """Settings that are meant to differ and do; null where this backend does not set one."""
+    command: str | None
+    """Of a server that decodegate started."""
     gpus: str | None
     gpus_verified: str | None
     """What NVML showed of them, or that it was not asked; null for an emulator's."""
@@ -357,19 +363,21 @@ def _gap_rows(
     sides: list[list[Estimate]] = []
     for side in (False, True):
         found, turns, gaps = [], np.zeros(weights.shape[1], np.int64), 0
+        least, most = math.inf, 0.0
         for loaded, rows, mine in zip(blocks, by_block, candidate, strict=True):
             if mine != side:
                 continue
             ok = rows.filter((pl.col("status") == "ok") & pl.col("streamed") & ~pl.col("impossible"))
             session = ok["session_index"].to_numpy()
             histogram = chunks.gaps(loaded, ok, session, weights.shape[1], scale)
-            gaps += int(histogram.counts.sum())
+            if histogram.counts.any():
+                gaps += int(histogram.counts.sum())
+                least, most = min(least, histogram.shortest_s), max(most, histogram.longest_s)
             turns += np.bincount(session[ok["chunk_count"].to_numpy() > 1], minlength=weights.shape[1])
             found.append([chunks.gap_quantile(histogram, weights, p) for p in PERCENTILES])
         means = np.mean(found, axis=0) if found else np.full((len(PERCENTILES), len(weights)), np.nan)
-        sides.append(
-            [carried(estimate(each, weights, turns), p, gaps) for each, p in zip(means, PERCENTILES, strict=True)]
-        )
+        found_here = zip(means, PERCENTILES, strict=True)
+        sides.append([carried(estimate(each, weights, turns), p, gaps, least, most) for each, p in found_here])
     return [
         Row(
             measure="chunk_gap",
@@ -450,6 +458,12 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
         role=("baseline", "candidate")[index],
         decode_backend=backend.decode_backend,
         emulated=backend.emulated,
+        under_test={
+            each.key: (each.baseline, each.candidate)[index]
+            for each in evidence.run.manifest.differences
+            if each.under_test
+        },
+        command=shlex.join(backend.command) or None,
         gpus=f"{declared.count} x {declared.kind}" + (f" ({layout})" if layout else "") if declared else None,
         gpus_verified=None if backend.emulated else f"{seen}, verified through NVML" if seen else "not verified",
         gpu_count=count,

@@ -42,7 +42,7 @@ def judge(evidence: Evidence) -> Gate:
             if below and size is not None
             else ""
         )
-        + "The effect must be larger than the floor: "
+        + "An effect whose interval excludes 1 must be larger than the floor: "
         f"{evidence.thresholds.noise_multiple:g} standard errors of block-to-block noise "
         f"({noise.degrees} {'degree' if noise.degrees == 1 else 'degrees'} of freedom), backend and linear order "
         "removed.",

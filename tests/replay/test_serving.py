@@ -258,7 +258,7 @@ def test_a_server_is_ready_with_its_first_token_and_stopped_without_a_trace(star
 def test_progress_tells_the_time_and_what_the_log_says(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_TELL_S", 0.0)
     started(backend("--play-slow", "1"))
-    progress = re.compile(r"candidate: starting for \d+ s: Loading safetensors checkpoint shards")
+    progress = re.compile(r"candidate: starting for \d+ s: its log says: Loading safetensors checkpoint shards")
     assert any(progress.fullmatch(text) for text in started.told)
 
 
