@@ -148,11 +148,15 @@ def test_identical_servers_in_turn_do_not_differ(identical: Ran) -> None:
         f"servers/{n:02d}-{name}" for n, name in enumerate(order, start=2)
     ]
     assert identical.manifest.differences == []
-    assert identical.analysis.conclusion.outcome in ("no difference", "INCONCLUSIVE")
-    effect = identical.analysis.headlines[0].effect
-    assert effect is not None
-    assert effect.ratio.value is not None
-    assert 1 / 1.6 < effect.ratio.value < 1.6
+    itl = next(r.effect for r in identical.analysis.rows if (r.measure, r.percentile) == ("itl", "P50"))
+    assert itl is not None
+    assert itl.ratio.value is not None
+    assert 1 / 1.6 < itl.ratio.value < 1.6  # the machine may be busy
+    if identical.analysis.conclusion.outcome not in ("no difference", "INCONCLUSIVE"):
+        # one interval in twenty excludes 1 by chance: then by little
+        effect = identical.analysis.headlines[0].effect
+        assert effect is not None
+        assert effect.ratio.value == pytest.approx(1, abs=0.15)
 
 
 def test_what_is_not_named_as_under_test_is_refused(tiny_model: Path, short: Path, tmp_path: Path) -> None:

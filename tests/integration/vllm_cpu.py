@@ -82,7 +82,8 @@ def served(
 def experiment(model: Path, traces: Path, *, candidate: dict[str, Any] | None = None, **changes: Any) -> Experiment:
     """The first turns of recorded sessions (SHORT), on two servers of the model; ``candidate`` overrides its backend's
     keys, ``changes`` those of the experiment."""
-    replay = {"lanes": 2, "pause_cap_s": 0.05, "warmup": {"requests": 4, "seconds": 30}}
+    # one lane: with several, who computes a prompt while others decode is chance, and rules the tail of so few turns
+    replay = {"lanes": 1, "pause_cap_s": 0.05, "warmup": {"requests": 4, "seconds": 30}}
     workload = {"path": str(traces), "max_turns": 10, "max_context": 21600, "max_output": 64}
     return experiment_of(
         {
