@@ -376,8 +376,8 @@ def _gap_rows(
             turns += np.bincount(session[ok["chunk_count"].to_numpy() > 1], minlength=weights.shape[1])
             found.append([chunks.gap_quantile(histogram, weights, p) for p in PERCENTILES])
         means = np.mean(found, axis=0) if found else np.full((len(PERCENTILES), len(weights)), np.nan)
-        found_here = zip(means, PERCENTILES, strict=True)
-        sides.append([carried(estimate(each, weights, turns), p, gaps, least, most) for each, p in found_here])
+        estimates = [estimate(each, weights, turns) for each in means]
+        sides.append([carried(each, p, gaps, least, most) for each, p in zip(estimates, PERCENTILES, strict=True)])
     return [
         Row(
             measure="chunk_gap",
