@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ from replay.coverage import read_steps
 from replay.step_log import Steps
 from replay.step_plugin import environment, install
 from tests.benchmarks.wire_cases import CORES, Row
-from tests.integration.test_step_log_vllm import BUILDER, VENV, send, serving
+from tests.integration.test_step_log_vllm import send
+from tests.integration.vllm_cpu import BUILDER, VENV, served
 
 RECORDS = 20_000
 REQUESTS, PROMPT, OUTPUT = 8, 16, 400
@@ -81,7 +83,14 @@ def real_server() -> list[Row]:
         (plugin / "switched.py").write_text(SWITCHED.format(off=str(off)))
         [entry] = plugin.glob("*.dist-info/entry_points.txt")
         entry.write_text(entry.read_text().replace("decodegate_step_log:", "switched:"))
-        with serving(folder, environment(plugin, folder / "steps", os.environ), "--cudagraph-metrics") as url:
+        model = folder / "model"
+        words = [VENV / "bin" / "python", BUILDER, model, "--tokenizer", "byte"]
+        subprocess.run(words, check=True, capture_output=True)
+        ours = environment(plugin, folder / "steps", os.environ)
+        with served(
+            model, folder / "server", env=ours, instrument=False, max_model_len=2048, cudagraph_metrics=True
+        ) as server:
+            url = server.url
             _seconds(url)
             _switched_off(url, off)
             [(_, warm)] = read_steps(folder / "steps")

@@ -66,10 +66,16 @@ def serve(model: Path | str, **options: Any) -> dict[str, Any]:
 
 @contextmanager
 def served(
-    model: Path, folder: Path, *, decode_backend: str = "auto", env: dict[str, str] | None = None, **options: Any
+    model: Path,
+    folder: Path,
+    *,
+    decode_backend: str = "auto",
+    env: dict[str, str] | None = None,
+    instrument: bool = True,
+    **options: Any,
 ) -> Iterator[serving.Server]:
     """A running server of the model, called "tiny"; ``folder`` is made for it."""
-    described = serve(model, **options)
+    described = serve(model, **options) | {"instrument": instrument}
     described["env"] |= env or {}
     backend = Backend.model_validate({"serve": described, "decode_backend": decode_backend})
     server = serving.start(backend, name="candidate", model="tiny", folder=folder, headers={}, tell=silent)
