@@ -18,7 +18,7 @@ from replay.compare import Planned, make_plan, plan_summary, resume_run, run_blo
 from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
 from replay.plan import plan_digest
-from replay.preflight import without_servers
+from replay.preflight import prepare, without_servers
 from replay.progress import Event, Finding, Tell
 from replay.servers import Servers
 from workloads.errors import UserError
@@ -65,6 +65,9 @@ def _check_offline(described: Experiment, tell: Tell) -> matching.Matching:
 
 def _check_servers(described: Experiment, console: Console, tell: Tell) -> matching.Matching:
     with _scratch() as scratch:
+        if described.workload is None:  # for decode tables alone
+            with Servers(described, scratch, tell) as servers:
+                return prepare(described, servers, scratch / "check", tell, allow_unmatched=True).matching
         planned = _plan(described, scratch, tell)
         _show(console, estimate.lines(planned.estimated))
     return planned.prepared.matching

@@ -320,6 +320,76 @@ class Serving(_Model):
     """How often a server's /metrics is read during a block, besides its edges."""
 
 
+class Speculating(_Model):
+    """One speculative setting of both servers, for decode tables. ``none`` stands for no speculation."""
+
+    draft_tokens: int = Field(0, ge=0)
+    """Draft tokens a step (vLLM: num_speculative_tokens). 0: no speculation."""
+    method: str | None = None
+    """For instance dspark or ngram."""
+    model: str | None = None
+    """The drafter's folder or name, for methods that need one."""
+    acceptance_length: float | None = Field(None, ge=1)
+    """Synthetic acceptance: tokens that a step commits on average, drafts and one, whatever the target says. Left out:
+    drafts are really verified."""
+    acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] | None = None
+    """Synthetic acceptance by position instead: one rate for each draft token, none above the one before."""
+    options: dict[str, Any] = {}
+    """Further keys of vLLM's --speculative-config."""
+    batch: list[Annotated[int, Field(ge=1, strict=True)]] | None = None
+    """Batch sizes for this setting, instead of decode.batch."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, data: Any) -> Any:
+        return {} if data == "none" else data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Speculating:
+        if not self.draft_tokens:
+            given = self.model_fields_set - {"draft_tokens", "batch"}
+            if given:
+                raise ValueError(f"{min(given)} needs draft_tokens")
+            return self
+        if self.acceptance_length is not None and self.acceptance_rates is not None:
+            raise ValueError("give acceptance_length or acceptance_rates, not both")
+        if self.acceptance_length is not None and self.acceptance_length > self.draft_tokens + 1:
+            raise ValueError(
+                f"acceptance_length is {self.acceptance_length:g}: {self.draft_tokens} draft tokens commit at most "
+                f"{self.draft_tokens + 1} tokens a step"
+            )
+        rates = self.acceptance_rates
+        if rates is not None and (len(rates) != self.draft_tokens or sorted(rates, reverse=True) != rates):
+            raise ValueError(f"acceptance_rates must be {self.draft_tokens} rates, none above the one before it")
+        return self
+
+
+_Sizes = Annotated[list[Annotated[int, Field(ge=1, strict=True)]], Field(min_length=1)]
+
+
+class Decode(_Model):
+    """Decode tables: how fast both backends decode with exactly so many streams, prefill excluded. One cell for each
+    combination of batch, input_tokens, output_tokens and speculation."""
+
+    batch: _Sizes = [1, 2, 4, 8, 16, 32, 64]
+    """Streams that decode together."""
+    input_tokens: _Sizes = [1]
+    """Prompt tokens of each stream (ISL)."""
+    output_tokens: _Sizes = [1000]
+    """Output tokens of each stream (OSL). No stream takes the place of one that has ended: a window closes with the
+    first end."""
+    speculation: Annotated[list[Speculating], Field(min_length=1)] = [Speculating()]
+    """Speculative settings, each for both servers, which are started again for it: none, or see Speculating. Servers at
+    a url stay as they are: name the one setting that they have."""
+    rounds: int = Field(1, ge=1, le=1000)
+    """How often the balanced order A B B A of passes over all cells is repeated. In turn, each change of backend starts
+    a server."""
+    repeats: int = Field(3, ge=1, le=1000)
+    """Windows of each cell in one pass, one after another."""
+    warmup_tokens: int = Field(16, ge=1)
+    """Output tokens of the unmeasured batch that precedes each window."""
+
+
 _OURS = {
     *("model", "prompt", "messages", "system", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *("min_tokens", "ignore_eos", "n", "echo", "best_of", "stop", "logprobs", "prompt_logprobs"),
@@ -328,7 +398,7 @@ _OURS = {
 
 
 class Experiment(_Model):
-    """A comparison of two decode backends on one workload."""
+    """A comparison of two decode backends."""
 
     name: str = "comparison"
     """Title of the report."""
@@ -342,10 +412,12 @@ class Experiment(_Model):
     """Without a tokenizer: prompts are made of ids low <= id < high. Default [1000, 30000]."""
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
     """Request fields sent with every turn as they are."""
-    workload: Workload
-    """See Workload."""
+    workload: Workload | None = None
+    """See Workload. Required, except for decode tables."""
     replay: Replay = Replay()
     """See Replay."""
+    decode: Decode | None = None
+    """See Decode. For decodegate decode."""
     serving: Serving = Serving()
     """See Serving."""
     backends: Backends
@@ -372,6 +444,14 @@ class Experiment(_Model):
             raise ValueError("token_ids must be [low, high] with 0 <= low < high")
         if taken := sorted(_OURS & self.sampling.keys()):
             raise ValueError(f"sampling: {', '.join(taken)} is decided by the plan and cannot be set here")
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> Experiment:
+        if self.workload is None and self.decode is None:
+            raise ValueError("give workload (for compare), decode (for decode tables), or both")
+        if self.decode is not None and self.api != "completions":
+            raise ValueError("decode tables send prompts of token ids: use api: completions, or leave decode out")
         return self
 
     def backend(self, name: str) -> Backend:
@@ -420,7 +500,7 @@ def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Pa
     changes: dict[str, Any] = {}
     if experiment.tokenizer is not None:
         changes["tokenizer"] = (folder / experiment.tokenizer).resolve()
-    if experiment.workload.path is not None:
+    if experiment.workload is not None and experiment.workload.path is not None:
         path = (folder / experiment.workload.path.expanduser()).resolve()
         changes["workload"] = experiment.workload.model_copy(update={"path": path})
     both = {

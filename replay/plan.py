@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from replay import source
 from replay.experiment import Experiment, Replay, Workload
 from replay.records import Plan, Play, Session, Stream, Turn
 from workloads import trace as traces
@@ -53,13 +54,13 @@ def build_plan(
     ``max_context``: largest prompt + output of a turn, tokens, or None. ``notes``: what reading the workload met; taken
     into ``Plan.lost``. Raises UserError when nothing is left to send.
     """
-    replay = experiment.replay
+    replay, cuts = experiment.replay, source.described(experiment)
     lost: dict[str, int] = {}
     sketches = []
     sessions_file = folder / "sessions.jsonl"
     with sessions_file.open("wb") as file:
         for trace in workload:
-            session = _planned(trace, experiment.workload, replay, max_context, lost)
+            session = _planned(trace, cuts, replay, max_context, lost)
             if session is None:
                 continue
             file.write(msgspec.json.encode(session) + b"\n")
@@ -67,7 +68,7 @@ def build_plan(
     if not sketches:
         reasons = ", ".join(f"{kind}: {count}" for kind, count in lost.items()) or "no session was read"
         raise UserError(f"nothing to send ({reasons}); check workload.path and workload.max_context")
-    chosen = _chosen(sketches, experiment.workload.sessions, replay.seed)
+    chosen = _chosen(sketches, cuts.sessions, replay.seed)
     lanes = _dealt(sketches, chosen, replay)
     plays = [play for entries in lanes for play in entries]
     if replay.mode == "open":

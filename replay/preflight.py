@@ -91,7 +91,7 @@ def prepare(
     matched.refuse(allow_unmatched=allow_unmatched)
     limits = [facts[name].max_model_len for name in backends.NAMES]
     known = [limit for limit in limits if limit is not None]
-    if experiment.workload.max_context is not None:
+    if experiment.workload is not None and experiment.workload.max_context is not None:
         known.append(experiment.workload.max_context)
     rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
     return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None, matching=matched)
@@ -99,7 +99,8 @@ def prepare(
 
 def without_servers(experiment: Experiment, tell: Tell) -> matching.Matching:
     """The part of preflight that needs no server. Raises UserError for what cannot be measured."""
-    source.check(experiment)
+    if experiment.workload is not None:
+        source.check(experiment)
     for name in backends.NAMES:
         backends.request_headers(experiment, name)
         if experiment.backend(name).emulator is not None:

@@ -23,6 +23,21 @@
         steps/                   of a server that we did not start: its step log, as far as it falls into the window
       blocks/NN-BACKEND.interrupted-K/   a block that was cut off; kept, never judged
 
+A run of decode tables has experiment.yaml, servers/ and check/ alike, and
+
+      manifest.json              DecodeManifest: setups, cells, order of windows
+      setups/NN.json             Setup as seen when its servers first ran; NN counts from 01 (DecodeManifest.setups)
+      windows/NNNN-BACKEND/      one window; NNNN counts from 0001 in measured order
+        window.json              Window, written when it starts, rewritten (atomically) when it has ended
+        w0.*, metrics.jsonl, before.json, after.json, graph_table.json, server/, steps/    as of a block; the streams
+                                 are sessions "0", "1", ... of one turn, with the warm-up's as phase "warmup"
+      windows/NNNN-BACKEND.interrupted-K/   a window that was cut off
+
+A run of layer profiles has experiment.yaml, servers/ and check/ alike, and
+
+      manifest.json              ProfileManifest
+      profiles/BACKEND/          Profile in profile.json, and the server's traces *.json.gz as it wrote them
+
 All times called *_ns are CLOCK_MONOTONIC nanoseconds of the client host (time.monotonic_ns), comparable between
 processes of that host. A field that is unknown is null, never 0 and never NaN.
 """
@@ -317,8 +332,8 @@ class Backend(msgspec.Struct, kw_only=True):
     """Null: no rule is known for this deployment."""
 
 
-class Manifest(msgspec.Struct, kw_only=True):
-    """Written once, before the first request."""
+class RunFacts(msgspec.Struct, kw_only=True):
+    """What the manifest of every kind of run says: who was compared, with what, where."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -326,14 +341,8 @@ class Manifest(msgspec.Struct, kw_only=True):
     decodegate_version: str
     versions: dict[str, str]
     host: dict[str, str]
-    plan_digest: str
-    """SHA-256 of plan.json: with the digests inside it, of everything that will be sent."""
-    workload_digest: str
-    workload_source: str
     backends: list[Backend]
     """baseline first, candidate second."""
-    order: list[str]
-    """Backend name of each block, in measured order."""
     matched_gpus: bool
     unmatched_reasons: list[str]
     under_test: list[str] = []
@@ -343,11 +352,127 @@ class Manifest(msgspec.Struct, kw_only=True):
     unverified: list[str] = []
     """What could not be checked of GPUs and settings, in sentences."""
     emulated: bool
-    workers: int
     salt: str = ""
-    """With seed, block, session and play: what the salts in the prompts are derived from."""
+    """With seed, block, session and play (or window and stream): what salts or prompts are derived from."""
     time_scale: float = 1.0
     """Emulator only: how many times faster than the emulated hardware time runs."""
+
+
+class Manifest(RunFacts, kw_only=True):
+    """Of an A/B replay. Written once, before the first request."""
+
+    kind: Literal["compare"] = "compare"
+    plan_digest: str
+    """SHA-256 of plan.json: with the digests inside it, of everything that will be sent."""
+    workload_digest: str
+    workload_source: str
+    order: list[str]
+    """Backend name of each block, in measured order."""
+    workers: int
+
+
+class Speculation(msgspec.Struct, kw_only=True, frozen=True):
+    """One speculative setting of both backends."""
+
+    draft_tokens: int = 0
+    """0: no speculation."""
+    method: str | None = None
+    acceptance_length: float | None = None
+    """Synthetic acceptance: tokens that a step commits on average; null with real verification."""
+    acceptance_rates: list[float] | None = None
+    """Synthetic acceptance by position of the draft."""
+
+
+class Setup(msgspec.Struct, kw_only=True):
+    """Both backends with one speculative setting."""
+
+    speculation: Speculation
+    backends: list[Backend]
+    """baseline first; ``path`` is the rule with these draft tokens."""
+    matched_gpus: bool
+    unmatched_reasons: list[str]
+    differences: list[Difference] = []
+    unverified: list[str] = []
+
+
+class Cell(msgspec.Struct, kw_only=True, frozen=True):
+    """One cell of a decode table: the work of one window."""
+
+    batch: int
+    """Streams that decode together."""
+    input_tokens: int
+    """Of each stream."""
+    output_tokens: int
+    setup: int
+    """Index into DecodeManifest.setups."""
+
+
+class WindowPlace(msgspec.Struct, kw_only=True, frozen=True):
+    """Which backend decodes which cell."""
+
+    backend: str
+    cell: int
+    """Index into DecodeManifest.cells."""
+
+
+class DecodeManifest(RunFacts, kw_only=True):
+    """Of decode tables. Written once, before the first request; backends and what is known of them together are those
+    of the first setup, as seen."""
+
+    kind: Literal["decode"] = "decode"
+    setups: list[Setup]
+    """As declared; setups/NN.json has each as it was seen."""
+    cells: list[Cell]
+    order: list[WindowPlace]
+    """Of each window, in measured order."""
+    repeats: int
+    """Windows of a cell that follow each other in one pass."""
+    warmup_tokens: int
+
+
+class Window(msgspec.Struct, kw_only=True):
+    """One measurement of one cell: so many streams sent at once, until all have ended. Which part of it counts is a
+    matter of judging."""
+
+    index: int
+    """From 1, in measured order."""
+    backend: str
+    cell: int
+    server: str | None = None
+    """Folder of the server's start, relative to the run directory; null if we did not start one."""
+    started_unix_s: float
+    started_ns: int
+    """Before the first request that is measured."""
+    ended_ns: int | None = None
+    """After the last reply."""
+    finished: bool = False
+    cut_short: str | None = None
+    """As Block.cut_short."""
+
+
+class ProfileManifest(RunFacts, kw_only=True):
+    """Of layer profiles. Written once, before the first request."""
+
+    kind: Literal["profile"] = "profile"
+    setup: Setup
+    cell: Cell
+    """What is decoded while the profilers run; its ``setup`` is 0."""
+    layers: int | None
+    """Of the model, where its folder says so."""
+
+
+class Profile(msgspec.Struct, kw_only=True):
+    """One backend's profile."""
+
+    backend: str
+    server: str | None = None
+    """As Window.server."""
+    opened_ns: int
+    """Moments after the server had started its profiler and before it was told to stop it, while all streams
+    decoded."""
+    closed_ns: int
+    traces: list[str]
+    """Files, relative to the profile's folder."""
 
 
 class Command(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ import importlib.resources
 from collections.abc import Iterator
 from pathlib import Path
 
-from replay.experiment import Experiment
+from replay.experiment import Experiment, Workload
 from workloads import formats
 from workloads.errors import UserError
 from workloads.generate import GeneratorSettings, generate
@@ -31,15 +31,22 @@ class Source:
         return self._digest.hexdigest()
 
     def _read(self) -> Iterator[Trace]:
-        workload = self._experiment.workload
+        workload = described(self._experiment)
         if workload.synthetic is not None:
             return generate(GeneratorSettings(**workload.synthetic.model_dump()))
         return formats.read(workload.path or demo_path(), self._notes, format=workload.format)
 
 
+def described(experiment: Experiment) -> Workload:
+    """The experiment's workload. Raises UserError if it has none."""
+    if experiment.workload is None:
+        raise UserError("the experiment has no workload to replay: add workload, for instance {path: traces/}")
+    return experiment.workload
+
+
 def check(experiment: Experiment) -> None:
     """Raises UserError if the workload's path or format cannot be read; looks at its first records only."""
-    workload = experiment.workload
+    workload = described(experiment)
     if workload.path is None:
         return
     if not workload.path.exists():
@@ -57,7 +64,7 @@ def demo_path() -> Path:
 
 def source_name(experiment: Experiment) -> str:
     """How the report names the workload. Only the last part of a path: folders may say more than they should."""
-    workload = experiment.workload
+    workload = described(experiment)
     if workload.synthetic is not None:
         return f"synthetic, seed {workload.synthetic.seed}, {workload.synthetic.sessions} sessions"
     return workload.path.name if workload.path is not None else "the packaged demo workload"

@@ -122,7 +122,7 @@ def test_the_commands_in_the_text_run(tmp_path: Path) -> None:
         server.terminate()
         server.wait(20)
     schema = json.loads(decodegate("decodegate schema", tmp_path).stdout)
-    assert set(schema["required"]) == {"model", "workload", "backends"}
+    assert set(schema["required"]) == {"model", "backends"}
 
 
 def test_make_knows_the_named_targets() -> None:
