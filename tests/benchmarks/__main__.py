@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from tests.benchmarks import peers, replay_cases, step_log_case, wire_cases
+from tests.benchmarks import error_rates_case, kineto_case, peers, replay_cases, step_log_case, wire_cases
 from tests.benchmarks.wire_cases import CLIENT_CORE, SERVER_CORE, Row
 
 CASES: dict[str, Callable[[], list[Row]]] = {
@@ -25,8 +25,10 @@ CASES: dict[str, Callable[[], list[Row]]] = {
     "bodies": replay_cases.bodies,
     "corpus": replay_cases.big_corpus,
     "real": replay_cases.real_sessions,
+    "kineto": kineto_case.read,
     "step-log": step_log_case.record,
     "step-log-vllm": step_log_case.real_server,
+    "error-rates": error_rates_case.error_rates,
 }
 
 
