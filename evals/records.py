@@ -52,7 +52,7 @@ class TaskPlan(msgspec.Struct, kw_only=True, frozen=True):
     """Requests in flight at most."""
     margin: float
     """Largest drop of the mean score, as a share, that may be called none."""
-    looks: list[float] = [1.0]
+    looks: list[float] = msgspec.field(default_factory=lambda: [1.0])
     """Shares of the repeats at which the result is looked at."""
 
 
