@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.types import NonNegativeInt, PositiveInt
 from rich.console import Console
 
+import evals.cli
 import replay.cli
 import reports.cli
+import reports.kernels.cli
 import workloads.cli
 from replay.emulator.cli import emulate
 from replay.experiment import json_schema, load_experiment
+from replay.profile import Wanted
 from workloads.errors import UserError
 
 app = App(
@@ -32,8 +36,14 @@ app = App(
 )
 app.command(workloads.cli.app)
 app.command(replay.cli.check)
+app.command(replay.cli.preset)
 app.command(reports.cli.report)
+app.command(evals.cli.app)
 app.command(emulate)
+
+decode = App(name="decode", help="Decode tables of both backends: how fast exactly so many streams decode together.")
+app.command(decode)
+decode.command(reports.kernels.cli.layers)
 
 
 @app.command
@@ -69,6 +79,83 @@ def compare(
         load_experiment(experiment), run=run, resume=resume, dry_run=dry_run, allow_unmatched=allow_unmatched
     )
     return 0 if folder is None else reports.cli.report(folder)
+
+
+@decode.default
+def decode_tables(
+    experiment: Path,
+    /,
+    *,
+    run: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Measure every cell of the experiment's decode tables on both backends in balanced order, then report.
+
+    A cell is a batch of streams that are sent at once, each with so many prompt and output tokens, with or without
+    speculation. Everything measured goes into a run directory as it comes. After a crash or Ctrl-C, --resume goes on at
+    the first unfinished window.
+
+    Parameters
+    ----------
+    experiment
+        The experiment file, with its decode section.
+    run
+        The run directory to make (or, with --resume, to continue). By default runs/NAME-DATE-TIME, or the latest of
+        that name.
+    resume
+        Continue an interrupted run.
+    dry_run
+        Print the cells, how many windows and starts of servers they take, and stop. Nothing is started.
+    allow_unmatched
+        Measure although the GPUs differ or are not declared. Every page of the report will say so.
+    """
+    folder = replay.cli.decode(
+        load_experiment(experiment), run=run, resume=resume, dry_run=dry_run, allow_unmatched=allow_unmatched
+    )
+    return 0 if folder is None else reports.cli.report(folder)
+
+
+@decode.command
+def profile(
+    experiment: Path,
+    /,
+    *,
+    run: Path | None = None,
+    speculation: NonNegativeInt = 0,
+    batch: PositiveInt | None = None,
+    steps: PositiveInt = 50,
+    traces: Path | None = None,
+    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Profile decode steps of both backends, one after the other, then report the kernels of a layer.
+
+    Servers that decodegate starts get a torch profiler. One at a url must have been started with vLLM's
+    --profiler-config '{"profiler": "torch", "torch_profiler_dir": ..., "torch_profiler_with_stack": false}', and its
+    traces must be within reach. A profile takes minutes, most of them to write traces, and cannot be resumed: start a
+    new run.
+
+    Parameters
+    ----------
+    experiment
+        The experiment file, with its decode section: the streams have its first input_tokens and output_tokens.
+    run
+        The run directory to make. By default runs/NAME-profile-DATE-TIME.
+    speculation
+        Which entry of decode.speculation, counted from 0.
+    batch
+        Streams that decode together. By default the first batch size of the tables.
+    steps
+        Decode steps to profile, about. Traces grow with them.
+    traces
+        Of servers at a url: the folder into which they write their traces, as this host sees it, or one above.
+    allow_unmatched
+        Measure although the GPUs differ or are not declared. Every page of the report will say so.
+    """
+    wanted = Wanted(speculation=speculation, batch=batch, steps=steps, traces=traces)
+    folder = replay.cli.profile_layers(load_experiment(experiment), wanted, run=run, allow_unmatched=allow_unmatched)
+    return reports.cli.report(folder)
 
 
 @app.command

@@ -39,11 +39,13 @@ def emulator_settings(whole: experiment.Experiment, name: str) -> EmulatorSettin
     emulator = backend.emulator
     assert emulator is not None
     drafts = None
+    length, rates = emulator.acceptance_length, tuple(emulator.acceptance_rates or ())
     if emulator.draft_tokens:
-        length = emulator.acceptance_length if emulator.acceptance_length is not None else 1 + emulator.draft_tokens / 2
-        drafts = Speculation(draft_tokens=emulator.draft_tokens, acceptance_length=length)
-    elif emulator.acceptance_length is not None:
-        raise UserError(f"backends.{name}.emulator.acceptance_length needs draft_tokens")
+        if length is None and not rates:
+            length = 1 + emulator.draft_tokens / 2
+        drafts = Speculation(draft_tokens=emulator.draft_tokens, acceptance_length=length, acceptance_rates=rates)
+    elif length is not None or rates:
+        raise UserError(f"backends.{name}.emulator: acceptance_length and acceptance_rates need draft_tokens")
     return EmulatorSettings(
         profile=emulator.profile,
         decode_backend=backend.decode_backend,

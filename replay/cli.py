@@ -1,4 +1,4 @@
-"""The verbs of this package: check and compare."""
+"""The verbs of this package: check, compare, decode and preset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from replay import estimate, matching
+from replay import decode_bench, estimate, matching, presets, profile, rundir, speculation
 from replay.compare import Planned, make_plan, plan_summary, resume_run, run_blocks, start_run
 from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
@@ -45,32 +45,48 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     console = Console()
     described = load_experiment(experiment)
     with showing(console) as tell:
-        matched = _check_offline(described, tell) if offline else _check_servers(described, console, tell)
-    for what, reasons in (("cannot be compared", matched.impossible), ("not matched", matched.unmatched)):
+        found = _check_offline(described, tell) if offline else _check_servers(described, console, tell)
+    impossible = list(dict.fromkeys(reason for matched in found for reason in matched.impossible))
+    unmatched = list(dict.fromkeys(reason for matched in found for reason in matched.unmatched))
+    for what, reasons in (("cannot be compared", impossible), ("not matched", unmatched)):
         for reason in reasons:
             console.print(f"{what}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-    if matched.impossible:
+    if impossible:
         raise UserError("the backends cannot be compared: compare will refuse them")
-    if matched.unmatched:
+    if unmatched:
         raise UserError("the backends are not matched: compare will refuse without --allow-unmatched")
     console.print("nothing here speaks against comparing; check again with servers" if offline else "ready to compare")
 
 
-def _check_offline(described: Experiment, tell: Tell) -> matching.Matching:
-    matched = without_servers(described, tell)
-    for doubt in matched.doubts:
-        tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
-    return matched
+def _parts(described: Experiment) -> list[tuple[str, Experiment]]:
+    """What is measured with it, each with its name: the comparison, the decode tables with each speculative setting."""
+    parts = [("the comparison", described)] if described.workload is not None else []
+    for index, entry in enumerate(described.decode.speculation if described.decode is not None else []):
+        parts.append((f"decode tables, {speculation.label(entry)}", speculation.with_speculation(described, index)))
+    return parts
 
 
-def _check_servers(described: Experiment, console: Console, tell: Tell) -> matching.Matching:
+def _check_offline(described: Experiment, tell: Tell) -> list[matching.Matching]:
+    parts, found = _parts(described), []
+    for name, part in parts:
+        if len(parts) > 1:
+            tell(Event(text=f"{name}:"))
+        found.append(without_servers(part, tell))
+        for doubt in found[-1].doubts:
+            tell(Event(text=str(Finding("note", f"not verified: {doubt}"))))
+    return found
+
+
+def _check_servers(described: Experiment, console: Console, tell: Tell) -> list[matching.Matching]:
     with _scratch() as scratch:
-        if described.workload is None:  # for decode tables alone
-            with Servers(described, scratch, tell) as servers:
-                return prepare(described, servers, scratch / "check", tell, allow_unmatched=True).matching
+        if described.workload is None:  # for decode tables alone: their first servers
+            first, *others = (part for _, part in _parts(described))
+            with Servers(first, scratch, tell) as servers:
+                prepared = prepare(first, servers, scratch / "check", tell, allow_unmatched=True)
+            return [prepared.matching, *(without_servers(part, tell) for part in others)]
         planned = _plan(described, scratch, tell)
         _show(console, estimate.lines(planned.estimated))
-    return planned.prepared.matching
+    return [planned.prepared.matching]
 
 
 def _plan(experiment: Experiment, scratch: Path, tell: Tell) -> Planned:
@@ -116,8 +132,7 @@ def compare(
         if dry_run:
             _dry_run(experiment, console, tell)
             return None
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = run or (_latest(experiment.name) if resume else _RUNS / f"{_slug(experiment.name)}-{stamp}")
+        folder = run or (_latest(experiment.name, "compare") if resume else _new_folder(experiment.name))
         with Servers(experiment, folder, tell) as servers:
             if resume:
                 manifest = resume_run(experiment, folder)
@@ -127,8 +142,48 @@ def compare(
             try:
                 run_blocks(experiment, servers, folder, manifest, tell)
             except KeyboardInterrupt:
-                words = f"interrupted; what was measured is kept: continue with --resume --run {folder}"
-                raise UserError(words) from None
+                raise _interrupted(folder) from None
+    return folder
+
+
+def decode(
+    experiment: Experiment,
+    *,
+    run: Path | None,
+    resume: bool = False,
+    dry_run: bool = False,
+    allow_unmatched: bool = False,
+) -> Path | None:
+    """Measure decode tables or go on with them, a line for each window; returns the run directory, or None after a dry
+    run.
+
+    Raises UserError when interrupted, naming the way to go on.
+    """
+    console = Console()
+    tell = _plain(console)  # a live line would be drawn by this process, which measures
+    if dry_run:
+        _show(console, decode_bench.lines(decode_bench.planned(experiment, tell, allow_unmatched=allow_unmatched)))
+        return None
+    folder = run or (_latest(experiment.name, "decode") if resume else _new_folder(experiment.name))
+    try:
+        decode_bench.measure(experiment, folder, tell, resume=resume, allow_unmatched=allow_unmatched)
+    except KeyboardInterrupt:
+        if not (folder / "manifest.json").exists():
+            raise
+        raise _interrupted(folder) from None
+    return folder
+
+
+def _interrupted(folder: Path) -> UserError:
+    return UserError(f"interrupted; what was measured is kept: continue with --resume --run {folder}")
+
+
+def profile_layers(experiment: Experiment, wanted: profile.Wanted, *, run: Path | None, allow_unmatched: bool) -> Path:
+    """Profile both backends' decode steps, showing progress; returns the run directory."""
+    folder = run or _new_folder(f"{experiment.name}-profile")
+    with showing(Console()) as tell:
+        tell(Event(text=f"run directory: {folder}"))
+        profile.measure(experiment, folder, wanted, tell, allow_unmatched=allow_unmatched)
     return folder
 
 
@@ -137,6 +192,22 @@ def demo(run: Path | None) -> Path:
     folder = compare(load_experiment(Path(__file__).parent / "demo.yaml"), run=run)
     assert folder is not None
     return folder
+
+
+def preset(name: str | None = None, /) -> None:
+    """Print an experiment file to start from: decodegate preset NAME > mine.yaml, then change what its first lines say.
+
+    Parameters
+    ----------
+    name
+        Which one. Left out: a list of all.
+    """
+    if name is not None:
+        print(presets.read(name), end="")
+        return
+    width = max(map(len, presets.names()))
+    for each in presets.names():
+        print(f"{each:<{width}}  {presets.summary(each)}")
 
 
 def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
@@ -161,10 +232,15 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
         console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
 
 
-def _latest(name: str) -> Path:
+def _new_folder(name: str) -> Path:
+    return _RUNS / f"{_slug(name)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+
+
+def _latest(name: str, kind: str) -> Path:
     found = sorted(_RUNS.glob(f"{_slug(name)}-*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    found = [path for path in found if rundir.kind(path.parent) == kind]
     if not found:
-        raise UserError(f"--resume: no run of {name!r} in {_RUNS}/: name it with --run")
+        raise UserError(f"--resume: no run of {name!r} in {_RUNS}/ by decodegate {kind}: name it with --run")
     return found[-1].parent
 
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import os
-import platform
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
-from replay import concurrency, estimate, host, probes, rundir, serving, source
+from replay import concurrency, estimate, host, probes, rundir, source
+from replay.attempt import attempt, make_room
 from replay.backends import model_name, request_headers, wire_limits
 from replay.experiment import Experiment, frozen_yaml
 from replay.lanes import Counts
+from replay.manifest import refuse_changed, run_facts
 from replay.order import begins_start, block_order
 from replay.plan import SessionFile, build_plan, plan_digest, read_plan
 from replay.preflight import Prepared, prepare
@@ -29,16 +25,13 @@ from replay.records import Block, Manifest, Plan
 from replay.servers import Running, Servers
 from replay.watch import Watch
 from replay.worker import Assignment
-from replay.workers import Ended, Workers
+from replay.workers import Workers
 from workloads.errors import UserError
 from workloads.rendering import Rendering
 from workloads.trace import Notes
 
 _READY_GRACE_S = 60.0
 """Beyond the warm-up's own budget: loading the plan, first prompts, first connections."""
-
-_DYING_S = serving.ABANDONED_S + 5.0
-"""A server whose port is closed may take so long to end: then its log is quoted."""
 
 _FEWEST_TURNS = 50
 """Turns of each backend, over its blocks, below which reports give no interval of P90 (reports/intervals.py)."""
@@ -112,32 +105,20 @@ def start_run(experiment: Experiment, servers: Servers, run: Path, *, allow_unma
 
     Raises UserError for backends that are not matched unless ``allow_unmatched``.
     """
-    rundir.create(run)
+    rundir.create(run, "blocks")
     try:
         planned = make_plan(experiment, servers, run, tell, allow_unmatched=allow_unmatched, room=run)
-        prepared, matched = planned.prepared, planned.prepared.matching
+        prepared = planned.prepared
         (run / "experiment.yaml").write_text(frozen_yaml(experiment))
         (run / "rendering.json").write_bytes(msgspec.json.encode(prepared.rendering))
+        facts = run_facts(experiment, prepared.matching, time_scale=prepared.facts["baseline"].time_scale)
         manifest = Manifest(
-            name=experiment.name,
-            created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
-            decodegate_version=importlib.metadata.version("decodegate"),
-            versions=_versions(),
-            host=_host(),
+            **msgspec.structs.asdict(facts),
             plan_digest=plan_digest(planned.plan),
             workload_digest=planned.workload_digest,
             workload_source=source.source_name(experiment),
-            backends=matched.backends,
             order=block_order(experiment),
-            matched_gpus=not matched.unmatched,
-            unmatched_reasons=matched.unmatched,
-            under_test=experiment.serving.under_test,
-            differences=matched.differences,
-            unverified=matched.doubts,
-            emulated=any(backend.emulated for backend in matched.backends),
             workers=experiment.replay.workers,
-            salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
-            time_scale=prepared.facts["baseline"].time_scale,
         )
         rundir.write_json(run / "manifest.json", manifest)
         return manifest
@@ -152,12 +133,8 @@ def resume_run(experiment: Experiment, run: Path) -> Manifest:
 
     Raises UserError if the experiment file has changed since.
     """
-    manifest = rundir.read_manifest(run)
-    if (run / "experiment.yaml").read_text() != frozen_yaml(experiment):
-        raise UserError(
-            f"the experiment differs from {run}/experiment.yaml, with which this run was started: "
-            "change it back, or start a new run"
-        )
+    manifest = rundir.read_manifest(run, Manifest)
+    refuse_changed(experiment, run)
     plan = read_plan(run)
     if plan_digest(plan) != manifest.plan_digest or _rendering(run).digest() != plan.rendering_digest:
         raise UserError(f"{run}/plan.json or rendering.json was changed after the run was started: start a new run")
@@ -177,12 +154,9 @@ def run_blocks(experiment: Experiment, servers: Servers, run: Path, manifest: Ma
     """Starts of servers on which a block was measured."""
     with rundir.held(run):
         for index, name in enumerate(manifest.order, start=1):
-            if rundir.is_finished(run, index, name):
+            if rundir.is_finished(rundir.block_folder(run, index, name) / "block.json"):
                 tell(Event(text=f"block {index} of {len(manifest.order)} ({name}) is finished already"))
                 continue
-            kept = rundir.set_aside(rundir.block_folder(run, index, name))
-            if kept is not None:
-                tell(Event(text=f"an interrupted block is kept as {kept.name}; block {index} is measured again"))
             _Measuring(experiment, servers, run, plan, rendering, manifest, tell).block(index, used)
 
 
@@ -203,31 +177,18 @@ class _Measuring(msgspec.Struct, frozen=True):
         name = manifest.order[index - 1]
         folder = rundir.block_folder(self.run, index, name)
         # an earlier attempt's prompts may still be in the server's cache
-        salt = f"{manifest.salt}/{index}.{rundir.attempts(folder)}"
+        salt = f"{manifest.salt}/{index}.{make_room(folder, f'block {index}', self.tell)}"
         folder.mkdir(parents=True)
         block = Block(index=index, backend=name, salt=salt, started_unix_s=time.time(), started_ns=time.monotonic_ns())
         start = self.servers.start_of(name)
         fresh = self.servers.in_turn and begins_start(experiment, index) and start in used
-        try:
-            with self.servers.answering(name, folder / "server", fresh=fresh) as running:
-                block.server = running.start
-                used |= {running.start} if running.start else set()
-                self._measure(block, folder, running)
-                if self.servers.died(name) is not None:  # too late in the block for a client to tell
-                    raise Ended("server gone", "the server is gone at the end of the block: continue with --resume")
-        except KeyboardInterrupt:
-            block.cut_short = "interrupted"
-            rundir.write_json(folder / "block.json", block)
-            raise
-        except Ended as ended:
-            why = self.servers.died(name, within_s=_DYING_S if ended.why == "server gone" else 0.0)
-            block.cut_short = ended.why if why is None else "server gone"
-            rundir.write_json(folder / "block.json", block)
-            if why is not None:
-                raise Ended("server gone", f"{ended}\n{name}: {why}") from None
-            raise
-        block.finished = True
-        rundir.write_json(folder / "block.json", block)
+        with (
+            attempt(block, folder / "block.json", self.servers),
+            self.servers.answering(name, folder / "server", fresh=fresh) as running,
+        ):
+            block.server = running.start
+            used |= {running.start} if running.start else set()
+            self._measure(block, folder, running)
 
     def _measure(self, block: Block, folder: Path, running: Running) -> None:
         """Play the plan; fills in ``block``."""
@@ -307,16 +268,3 @@ def plan_summary(plan: Plan) -> str:
     of = f" of {plan.sessions:,}" if len(played) < plan.sessions else ""
     again = " (some played again: fewer sessions than lanes)" if len(played) < len(plan.lanes) else ""
     return f"{len(played):,}{of} sessions on {len(plan.lanes)} lanes{again}; turns: {fates}"
-
-
-def _versions() -> dict[str, str]:
-    names = ("aiohttp", "uvloop", "msgspec", "numpy", "tokenizers")
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
-
-
-def _host() -> dict[str, str]:
-    return {
-        "system": platform.platform(),
-        "cpus": str(os.cpu_count()),
-        "memory_bytes": str(psutil.virtual_memory().total),
-    }

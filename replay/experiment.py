@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from replay import redaction
+from replay import presets, redaction
 from workloads.errors import UserError
 
 
@@ -194,6 +194,8 @@ class Emulator(_Model):
     """Speculative draft tokens a step; 0: no speculation."""
     acceptance_length: float | None = Field(None, ge=1)
     """Tokens committed a step with speculation, on average."""
+    acceptance_rates: list[Annotated[float, Field(ge=0, le=1)]] | None = None
+    """With speculation, instead: the share of steps that accept the draft token at each position."""
     max_model_len: int | None = Field(None, ge=1)
     """Longest context, tokens; by default the profile's."""
     time_scale: float = Field(1.0, gt=0)
@@ -347,7 +349,8 @@ class Speculating(_Model):
     @model_validator(mode="after")
     def _fits(self) -> Speculating:
         if not self.draft_tokens:
-            given = self.model_fields_set - {"draft_tokens", "batch"}
+            own = self.model_dump(exclude={"batch"}, exclude_defaults=True)  # a frozen file has every default
+            given = own.keys() - {"draft_tokens"}
             if given:
                 raise ValueError(f"{min(given)} needs draft_tokens")
             return self
@@ -475,7 +478,9 @@ def load_experiment(path: Path) -> Experiment:
     try:
         data = yaml.load(path.read_text(), _Loader)  # a safe loader
     except FileNotFoundError:
-        raise UserError(f"{path}: no such experiment file") from None
+        known = path.stem if path.stem in presets.names() else None
+        way = f": decodegate preset {known} > {path.with_suffix('.yaml')} makes it from the preset" if known else ""
+        raise UserError(f"{path}: no such experiment file{way}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
     except yaml.YAMLError as error:

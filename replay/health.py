@@ -15,26 +15,22 @@ _SAMPLE_S = 1.0
 
 
 async def watch(sample: Callable[[HealthSample], None], state: Callable[[], tuple[int, int]]) -> None:
-    """Run until cancelled; hands over a sample about every second.
+    """Run until cancelled; hands over a sample about every second, and a last one when cancelled: what is measured may
+    be over before the first second.
 
     ``state`` returns (requests in flight, busy lanes). Lag is how late a 10 ms timer fires; timers themselves count in
     whole milliseconds under uvloop, so up to 1 ms of it means nothing.
     """
     process = psutil.Process()
     lags: list[float] = []
-    started_ns = time.monotonic_ns()
+    started_ns = before_ns = time.monotonic_ns()
     cpu_s = time.process_time()
-    while True:
-        before_ns = time.monotonic_ns()
-        await asyncio.sleep(_TICK_S)
-        now_ns = time.monotonic_ns()
-        lags.append(max(0.0, (now_ns - before_ns) / 1e6 - _TICK_S * 1e3))
-        passed_s = (now_ns - started_ns) / 1e9
-        if passed_s < _SAMPLE_S:
-            continue
+
+    def hand_over() -> None:
+        nonlocal lags, started_ns, cpu_s
+        now_ns, used_s = time.monotonic_ns(), time.process_time()
         lags.sort()
         in_flight, lanes_in_session = state()
-        used_s = time.process_time()
         sample(
             HealthSample(
                 t_ns=now_ns,
@@ -42,8 +38,25 @@ async def watch(sample: Callable[[HealthSample], None], state: Callable[[], tupl
                 loop_lag_ms_p99=round(lags[int(0.99 * (len(lags) - 1))], 3),
                 in_flight=in_flight,
                 lanes_in_session=lanes_in_session,
-                cpu_share=round((used_s - cpu_s) / passed_s, 4),
+                cpu_share=round((used_s - cpu_s) / (max(now_ns - started_ns, 1) / 1e9), 4),
                 rss_bytes=process.memory_info().rss,
             )
         )
         lags, started_ns, cpu_s = [], now_ns, used_s
+
+    try:
+        while True:
+            before_ns = time.monotonic_ns()
+            await asyncio.sleep(_TICK_S)
+            lags.append(_lag_ms(before_ns))
+            if time.monotonic_ns() - started_ns >= _SAMPLE_S * 1e9:
+                hand_over()
+    except asyncio.CancelledError:
+        lags.append(_lag_ms(before_ns))
+        hand_over()
+        raise
+
+
+def _lag_ms(before_ns: int) -> float:
+    """How late a timer is that was set then."""
+    return max(0.0, (time.monotonic_ns() - before_ns) / 1e6 - _TICK_S * 1e3)

@@ -32,21 +32,32 @@ class Prepared(msgspec.Struct, kw_only=True):
 
     rendering: Rendering
     facts: dict[str, probes.ServerFacts]
+    settings: dict[str, matching.Settings]
+    """Of each backend, as it shows them, else as its command says; empty if neither is known."""
     max_context: int | None
     matching: matching.Matching
 
 
 def prepare(
-    experiment: Experiment, servers: Servers, scratch: Path, tell: Tell, *, allow_unmatched: bool = False
+    experiment: Experiment,
+    servers: Servers,
+    scratch: Path,
+    tell: Tell,
+    *,
+    allow_unmatched: bool = False,
+    first: str | None = None,
+    control: bool = True,
 ) -> Prepared:
     """Ask both backends a handful of requests. Servers are started for it, and stay up if they can; emulators too, with
-    their logs in ``scratch``.
+    their logs in ``scratch``. ``first``: the backend to be measured first, if not that of the first block. ``control``:
+    False if the start-up control has been made before.
 
     Raises UserError when the comparison cannot be measured, or means nothing, with what to change.
     """
     matched = without_servers(experiment, tell)
     matched.refuse(allow_unmatched=allow_unmatched)
-    _start_up_control(experiment, servers, matched, tell)
+    if control:
+        _start_up_control(experiment, servers, matched, tell)
     matched.refuse(allow_unmatched=allow_unmatched)
     base = Rendering(
         api=experiment.api,
@@ -56,20 +67,20 @@ def prepare(
     )
     tokenizer = load_tokenizer(experiment.tokenizer) if experiment.tokenizer is not None else None
     # the last one asked stays up, if only one server can: it is the first to be measured
-    order = sorted(backends.NAMES, key=lambda name: name == block_order(experiment)[0])
-    control = 0
+    order = sorted(backends.NAMES, key=lambda name: name == (first or block_order(experiment)[0]))
+    way = 0
     for attempt in itertools.count():
         found: dict[str, matching.Seen] = {}
         for name in order:
             rendering = msgspec.structs.replace(base, model=backends.model_name(experiment, name))
             # faults are for the measured blocks: they prove that the report sees them
             with servers.answering(name, scratch / f"{name}-{attempt}", with_faults=False) as running:
-                found[name] = asyncio.run(_look(experiment, name, running, rendering, control, tokenizer))
+                found[name] = asyncio.run(_look(experiment, name, running, rendering, way, tokenizer))
         facts = {name: found[name].facts for name in backends.NAMES}
         controls = [facts[name].control for name in backends.NAMES]
         if controls[0] == controls[1]:
             break
-        control = max(controls)  # both get the same fields: ask again from the weaker one's
+        way = max(controls)  # both get the same fields: ask again from the weaker one's
     for name in backends.NAMES:
         for finding in facts[name].findings:
             tell(Event(text=f"{name}: {finding}"))
@@ -94,7 +105,13 @@ def prepare(
     if experiment.workload is not None and experiment.workload.max_context is not None:
         known.append(experiment.workload.max_context)
     rendering = msgspec.structs.replace(probes.with_control(base, controls[0]), template=templates[0])
-    return Prepared(rendering=rendering, facts=facts, max_context=min(known) if known else None, matching=matched)
+    return Prepared(
+        rendering=rendering,
+        facts=facts,
+        settings={name: found[name].settings or matched.told.get(name, {}) for name in backends.NAMES},
+        max_context=min(known) if known else None,
+        matching=matched,
+    )
 
 
 def without_servers(experiment: Experiment, tell: Tell) -> matching.Matching:

@@ -11,11 +11,27 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from replay.records import SCHEMA_VERSION, Block, Manifest
+from replay.records import SCHEMA_VERSION, Block, RunFacts
 from workloads.errors import UserError
+
+M = TypeVar("M", bound=RunFacts)
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _Kind(msgspec.Struct):
+    """What tells kinds of manifests apart."""
+
+    kind: str = "compare"
+
+
+class _State(msgspec.Struct):
+    """What blocks and windows have in common."""
+
+    finished: bool = False
 
 
 def write_json(path: Path, value: msgspec.Struct) -> None:
@@ -25,15 +41,16 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
     os.replace(temporary, path)
 
 
-def create(run: Path) -> None:
-    """Make an empty run directory. Raises UserError if there is something in the way."""
+def create(run: Path, parts: str) -> None:
+    """Make an empty run directory, with a folder for its ``parts``: blocks or windows. Raises UserError if there is
+    something in the way."""
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file: name a folder to be made with --run")
-    if run.exists() and any(run.iterdir()) and not (run / "manifest.json").exists() and (run / "blocks").is_dir():
+    if run.exists() and any(run.iterdir()) and not (run / "manifest.json").exists() and (run / parts).is_dir():
         raise UserError(f"{run} is what a run left that ended before it measured anything: delete it, or name another")
     if run.exists() and any(run.iterdir()):
         raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
-    (run / "blocks").mkdir(parents=True)
+    (run / parts).mkdir(parents=True)
 
 
 @contextmanager
@@ -51,24 +68,42 @@ def held(run: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def read_manifest(run: Path) -> Manifest:
-    """Raises UserError when ``run`` is not a run directory, or one of a newer schema."""
+def kind(run: Path) -> str:
+    """What ``run`` measured: compare, decode or profile, as manifests have it. Raises UserError when it is not a run
+    directory."""
+    return _manifest(run, _Kind).kind
+
+
+def read_manifest(run: Path, schema: type[M]) -> M:
+    """The manifest of a run of that kind. Raises UserError when ``run`` is not one, or one of a newer schema."""
+    wanted = {field.name: field.default for field in msgspec.structs.fields(schema)}["kind"]
+    if (found := kind(run)) != wanted:
+        raise UserError(f"{run} is a run of {found}, not of {wanted}: name another with --run")
+    manifest = _manifest(run, schema)
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise UserError(f"{run} was written by a newer decodegate (schema {manifest.schema_version}): upgrade")
+    return manifest
+
+
+def _manifest(run: Path, schema: type[T]) -> T:
     try:
-        manifest = msgspec.json.decode((run / "manifest.json").read_bytes(), type=Manifest)
+        return msgspec.json.decode((run / "manifest.json").read_bytes(), type=schema)
     except FileNotFoundError:
         raise UserError(
             f"{run} holds no run: it has no manifest.json (a run that has begun to measure has one)"
         ) from None
     except msgspec.MsgspecError as error:
         raise UserError(f"{run}/manifest.json is damaged: {error}") from None
-    if manifest.schema_version > SCHEMA_VERSION:
-        raise UserError(f"{run} was written by a newer decodegate (schema {manifest.schema_version}): upgrade")
-    return manifest
 
 
 def block_folder(run: Path, index: int, backend: str) -> Path:
     """blocks/NN-BACKEND; ``index`` counts from 1 in measured order."""
     return run / "blocks" / f"{index:02d}-{backend}"
+
+
+def window_folder(run: Path, index: int, backend: str) -> Path:
+    """windows/NNNN-BACKEND; ``index`` counts from 1 in measured order."""
+    return run / "windows" / f"{index:04d}-{backend}"
 
 
 def read_block(folder: Path) -> Block | None:
@@ -79,19 +114,21 @@ def read_block(folder: Path) -> Block | None:
         return None
 
 
-def is_finished(run: Path, index: int, backend: str) -> bool:
-    """True if that block has ended as planned; it will not be measured again."""
-    block = read_block(block_folder(run, index, backend))
-    return block is not None and block.finished
+def is_finished(file: Path) -> bool:
+    """True if the block or window whose record is ``file`` has ended as planned; it will not be measured again."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=_State).finished
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return False
 
 
 def attempts(folder: Path) -> int:
-    """How many interrupted attempts at this block are kept."""
+    """How many interrupted attempts at this block or window are kept."""
     return len(list(folder.parent.glob(f"{folder.name}.interrupted-*")))
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Rename what an interrupted block left, so that it is kept but never judged; None if there was nothing."""
+    """Rename what an interrupted block or window left, so that it is kept but never judged; None if there was none."""
     if not folder.exists():
         return None
     for number in range(1, 1000):

@@ -77,6 +77,8 @@ def _gpus(url: str, started: Command | None, beside: Sequence[Command]) -> tuple
             "we did not start its server, and which GPUs it uses cannot be told" if _is_here(url) else "another host"
         )
         return t_ns, None, where
+    if (hosts := settings.from_command(started.words).get("nnodes", "1")) != "1":
+        return t_ns, None, f"its server runs on {hosts} hosts, and only this one's GPUs are seen"
     ours = set().union(*(_tree(command.pid) for command in (started, *beside)))
     try:
         seen = nvml.readings(started.devices, ours, os.environ | started.environment)

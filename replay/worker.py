@@ -150,7 +150,7 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
     with Recorder(assignment.folder, assignment.worker) as recorder:
         async with Wire(assignment.url, assignment.limits, connections=_NO_LIMIT, headers=assignment.headers) as wire:
             _listen(pipe, start, clock, wire)
-            sender = Sender(wire, assignment.rendering, recorder, _counter(assignment.tokenizer))
+            sender = Sender(wire, assignment.rendering, recorder, token_counter(assignment.tokenizer))
             context = Context(
                 plan=plan,
                 sessions=sessions,
@@ -193,8 +193,8 @@ async def _run(assignment: Assignment, pipe: Connection) -> None:
     send_message(pipe, Done(counts, sender.last_end_ns))
 
 
-def _counter(path: Path | None) -> CountTokens | None:
-    """Count the tokens of a text as the served model would."""
+def token_counter(path: Path | None) -> CountTokens | None:
+    """Counts the tokens of a text as the served model would; None without its tokenizer."""
     if path is None:
         return None
     tokenizer = load_tokenizer(path)

@@ -436,8 +436,7 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
     blocks = [block for block in evidence.blocks if block.backend == backend.name]
     rows = evidence.of(backend.name)
     ok = rows.filter(pl.col("status") == "ok")
-    declared = backend.gpus
-    count = declared.count if declared else None
+    count = backend.gpus.count if backend.gpus else None
     edges = gpus.edges(evidence.run, backend.name)
     seen = gpus.told(edges)
     known = ok.filter(pl.col("cached_tokens").is_not_null() & pl.col("input_tokens").is_not_null())
@@ -452,7 +451,6 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
             for block in blocks
         ]
     )
-    layout = ", ".join(f"{key}{value}" for key, value in sorted(declared.layout.items())) if declared else ""
     return BackendSummary(
         name=backend.name,
         role=("baseline", "candidate")[index],
@@ -464,7 +462,7 @@ def _backend(evidence: Evidence, index: int) -> BackendSummary:
             if each.under_test
         },
         command=shlex.join(backend.command) or None,
-        gpus=f"{declared.count} x {declared.kind}" + (f" ({layout})" if layout else "") if declared else None,
+        gpus=gpus.declared(backend),
         gpus_verified=None if backend.emulated else f"{seen}, verified through NVML" if seen else "not verified",
         gpu_count=count,
         settings=dict(sorted(backend.settings.items())),

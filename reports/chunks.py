@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from reports.run import LoadedBlock
+from reports.run import LoadedBlock, Measurement
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ class Gaps(msgspec.Struct, frozen=True):
     longest_s: float
 
 
-def slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
+def slabs(block: Measurement, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
     """(row number in ``rows``, t_ns, tokens) of every chunk of those rows, about _SLAB chunks at a time, rows never
     split."""
     numbered = rows.select("file", "chunk_start", "chunk_count").with_row_index("row").filter(pl.col("chunk_count") > 0)
@@ -58,7 +58,7 @@ def slabs(block: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, 
             yield np.repeat(row[here], counts), records["t_ns"].astype(np.int64), records["tokens"].astype(np.int64)
 
 
-def disagreeing(block: LoadedBlock, rows: pl.DataFrame) -> int:
+def disagreeing(block: Measurement, rows: pl.DataFrame) -> int:
     """Rows whose chunks are not those that the row tells of: the first and the last arrive at other times, or their
     tokens do not add up to the server's count, where tokens per chunk are counted and not estimated."""
     first, last = (rows[name].fill_null(-1).to_numpy() for name in ("first_token_ns", "last_token_ns"))

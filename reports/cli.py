@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
+from reports.console import console, write
 from workloads.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,55 +22,56 @@ if TYPE_CHECKING:
 def report(run: Path, /, *more: Path, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
     """Judge a run directory: print the conclusion, and write report.json, report.md and report.html.
 
-    Exit code 0, or 2 if the result is INCONCLUSIVE.
+    It may be one of compare, decode, or decode profile. Exit code 0; 2 if the result is INCONCLUSIVE, or no cell of
+    decode tables has one.
 
     Parameters
     ----------
     run
         The run directory.
     more
-        Further runs of the same backends and workload at other numbers of lanes: they add their points to the chart of
-        throughput per GPU against P90 interactivity. Runs of others are refused.
+        With compare: further runs of the same backends and workload at other numbers of lanes: they add their points to
+        the chart of throughput per GPU against P90 interactivity. Runs of others are refused.
     output
         Folder to write to, instead of the run directory.
     """
+    kind = _kind(run)
+    if kind != "compare" and more:
+        raise UserError(f"{run} is a run of kind {kind}: its report takes no further runs")
     # a second of imports that the command's other verbs, and its client workers, do without
+    if kind == "decode":
+        from reports.decode.cli import report as of_tables
+
+        return of_tables(run, output)
+    if kind == "profile":
+        from reports.kernels.cli import report as of_profiles
+
+        return of_profiles(run, output)
     from reports.analysis import analyse_all
     from reports.render import html, json, markdown
 
     runs = [path.resolve() for path in (run, *more)]
     if twice := [path for path, resolved in zip((run, *more), runs, strict=True) if runs.count(resolved) > 1]:
         raise UserError(f"{twice[0]} is given {len(twice)} times: name each run once")
+    analyses = analyse_all(run, *more)
+    to = console()
+    _print(analyses, to)
     # what may fail comes last: a disk that is full costs no conclusion, a chart engine that aborts none of the others
     files = {"report.json": json.render, "report.md": markdown.render, "report.html": html.render}
-    analyses = analyse_all(run, *more)
-    folder = output or run
-    console = Console(highlight=False, soft_wrap=True)
-    _print(analyses, console)
-    console.file.flush()
-    for name, render in files.items():
-        text = render(analyses)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            _replace(folder / name, text)
-        except OSError as error:
-            raise UserError(
-                f"{folder / name} cannot be written: {error.strerror or error}. The conclusion is printed; --output "
-                f"names another folder: decodegate report {run} --output FOLDER"
-            ) from error
-    console.print(f"report: {folder / 'report.html'}", markup=False)
+    write(run, output, {name: partial(render, analyses) for name, render in files.items()}, to)
     return 2 if analyses[0].conclusion.outcome == "INCONCLUSIVE" else 0
 
 
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
+class _Kind(msgspec.Struct):
+    kind: str = "compare"
+
+
+def _kind(run: Path) -> str:
+    """What kind of run a directory holds, by its manifest; one that cannot be read is left to the kind's own reader."""
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+        return msgspec.json.decode((run / "manifest.json").read_bytes(), type=_Kind).kind
+    except (OSError, msgspec.MsgspecError):
+        return "compare"
 
 
 def _print(analyses: Sequence[Analysis], console: Console) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import polars as pl
 
 from replay.records import MetricsSample
-from reports.run import LoadedBlock, Run
+from reports.run import Measurement, Run
 
 Sample = tuple[str, dict[str, str], float]
 
@@ -154,7 +154,7 @@ def server_counters(run: Run, requests: pl.DataFrame, name: str) -> ServerCounte
     for index, loaded in enumerate(run.blocks):
         if loaded.block.backend != name or not loaded.metrics:
             continue
-        edges = _edges(loaded)
+        edges = edge_readings(loaded)
         if isinstance(edges, str):
             notes.append(f"{loaded.name}: {edges}: left out")
             continue
@@ -203,7 +203,7 @@ def server_counters(run: Run, requests: pl.DataFrame, name: str) -> ServerCounte
     )
 
 
-def _edges(loaded: LoadedBlock) -> tuple[MetricsSample, MetricsSample] | str:
+def edge_readings(loaded: Measurement) -> tuple[MetricsSample, MetricsSample] | str:
     """The readings at both edges, or why there are none."""
     first, last = (next((s for s in loaded.metrics if s.at == edge), None) for edge in ("start", "end"))
     for edge, sample in (("start", first), ("end", last)):

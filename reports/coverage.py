@@ -19,7 +19,7 @@ import polars as pl
 
 from replay.records import SCHEMA_VERSION, STEP, STEP_MODES, Backend, GraphTable, PathRule, StepLog
 from reports.chunks import Ints, slabs
-from reports.run import LoadedBlock, Run
+from reports.run import Measurement, Run
 from workloads.errors import UserError
 
 SPECIALISED = "latency_specialized"
@@ -130,17 +130,35 @@ _COUNTS: dict[str, Any] = {
 """One block's sums: by "concurrency" (index into CONCURRENCY, -1 if unknown) or "context" (into CONTEXT). ``full``:
 tokens of steps in FULL graphs without prompt rows."""
 
-_Read = Callable[[Run, LoadedBlock, pl.DataFrame, PathRule | None], pl.DataFrame | None]
+
+class Stretch(msgspec.Struct, frozen=True):
+    """A measured stretch of time whose decode steps are judged: the window of a block, or part of it. ``turns``: the
+    measured ones (reports.measures.measured). ``steps``: folder of the step log."""
+
+    of: Measurement
+    turns: pl.DataFrame
+    steps: Path
+    start_ns: int
+    end_ns: int
+
+
+_Read = Callable[[Stretch, PathRule | None], pl.DataFrame | None]
 
 
 def coverage(run: Run, by_block: list[pl.DataFrame]) -> list[PathCoverage]:
     """The path coverage of both backends, baseline first. ``by_block``: measured turns of each finished block
     (reports.measures.measured). Raises UserError for a damaged log."""
     backends = run.manifest.backends
-    return [_covered(run, by_block, backend, _rule(backend, backends)) for backend in backends]
+    stretches: dict[str, list[Stretch]] = {backend.name: [] for backend in backends}
+    for loaded, turns in zip(run.blocks, by_block, strict=True):
+        block = loaded.block
+        assert block.ended_ns is not None  # reports.run judges finished blocks only
+        steps = steps_folder(run.path, loaded)
+        stretches[block.backend].append(Stretch(loaded, turns, steps, block.started_ns, block.ended_ns))
+    return [covered(backend, rule_for(backend, backends), stretches[backend.name]) for backend in backends]
 
 
-def _rule(backend: Backend, backends: list[Backend]) -> PathRule | None:
+def rule_for(backend: Backend, backends: list[Backend]) -> PathRule | None:
     """A backend's own rule; one that is not to run specialised is held against the other's, so that the same steps can
     be told on both sides."""
     if backend.path is not None or backend.decode_backend == SPECIALISED:
@@ -148,15 +166,11 @@ def _rule(backend: Backend, backends: list[Backend]) -> PathRule | None:
     return next((other.path for other in backends if other.path is not None), None)
 
 
-def _covered(run: Run, by_block: list[pl.DataFrame], backend: Backend, rule: PathRule | None) -> PathCoverage:
-    mine = [
-        (loaded, rows)
-        for loaded, rows in zip(run.blocks, by_block, strict=True)
-        if loaded.block.backend == backend.name
-    ]
-    heads = [head for folder in {_steps_folder(run, loaded) for loaded, _ in mine} for head, _ in _logs(folder)]
+def covered(backend: Backend, rule: PathRule | None, stretches: list[Stretch]) -> PathCoverage:
+    """The path coverage of one backend over stretches of time. Raises UserError for a damaged log."""
+    heads = [head for folder in {stretch.steps for stretch in stretches} for head, _ in _logs(folder)]
     set_by_server = sorted({head.decode_backend or "not set" for head in heads})
-    found = ((source, _all_blocks(run, mine, rule, read)) for source, read in _SOURCES)
+    found = ((source, _all(stretches, rule, read)) for source, read in _SOURCES)
     best = next(((source, counts) for source, counts in found if counts is not None), None)
     if best is None:
         return PathCoverage(
@@ -239,13 +253,11 @@ def _notes(source: Source, heads: list[StepLog]) -> list[str]:
     return notes
 
 
-def _all_blocks(
-    run: Run, mine: list[tuple[LoadedBlock, pl.DataFrame]], rule: PathRule | None, read: _Read
-) -> pl.DataFrame | None:
-    """The counts of all blocks; None unless the source has some for each."""
+def _all(stretches: list[Stretch], rule: PathRule | None, read: _Read) -> pl.DataFrame | None:
+    """The counts of all stretches; None unless the source has some for each."""
     found = []
-    for loaded, rows in mine:
-        counts = read(run, loaded, rows, rule)
+    for stretch in stretches:
+        counts = read(stretch, rule)
         if counts is None or not len(counts):
             return None
         found.append(counts)
@@ -255,9 +267,9 @@ def _all_blocks(
 # The step log
 
 
-def _steps_folder(run: Run, loaded: LoadedBlock) -> Path:
+def steps_folder(run: Path, measured: Measurement) -> Path:
     """Of the server's start, or what was copied from a server that we did not start."""
-    return (run.path / loaded.block.server if loaded.block.server is not None else loaded.path) / "steps"
+    return (run / measured.server if measured.server is not None else measured.path) / "steps"
 
 
 def _logs(folder: Path) -> list[tuple[StepLog, Path]]:
@@ -274,21 +286,21 @@ def _logs(folder: Path) -> list[tuple[StepLog, Path]]:
     return found
 
 
-def _from_step_log(run: Run, loaded: LoadedBlock, rows: pl.DataFrame, rule: PathRule | None) -> pl.DataFrame | None:
-    start_ns, end_ns = _window(loaded)
+def _from_step_log(stretch: Stretch, rule: PathRule | None) -> pl.DataFrame | None:
     parts = []
-    for _, file in _logs(_steps_folder(run, loaded)):
+    for _, file in _logs(stretch.steps):
         records = file.stat().st_size // STEP.itemsize if file.exists() else 0
         if not records:
             continue
         steps = np.memmap(file, dtype=STEP, mode="r", shape=(records,))  # a torn last record is left out
-        inside = (steps["t_ns"] >= start_ns) & (steps["t_ns"] <= end_ns) & (steps["decode_tokens"] > 0)
+        inside = (steps["t_ns"] >= stretch.start_ns) & (steps["t_ns"] <= stretch.end_ns)
+        inside &= steps["decode_tokens"] > 0
         parts.append(steps[inside])
     if not parts:
         return None
     log = np.concatenate(parts)
     columns = {name: log[name].astype(np.int64) for name in _STEP_COLUMNS}
-    return _counts(loaded, rows, classified(pl.DataFrame(columns), rule))
+    return _counts(stretch, classified(pl.DataFrame(columns), rule))
 
 
 _STEP_COLUMNS = (
@@ -363,8 +375,8 @@ _EMULATED_REASONS = {
 }
 
 
-def _from_emulator(_: Run, loaded: LoadedBlock, rows: pl.DataFrame, __: PathRule | None) -> pl.DataFrame | None:
-    file = loaded.path / "server" / "steps.jsonl"
+def _from_emulator(stretch: Stretch, _: PathRule | None) -> pl.DataFrame | None:
+    file = stretch.of.path / "server" / "steps.jsonl"
     if not file.exists():
         return None
     lines = file.read_bytes().rpartition(b"\n")[0]  # without what a kill left of the last line
@@ -372,11 +384,9 @@ def _from_emulator(_: Run, loaded: LoadedBlock, rows: pl.DataFrame, __: PathRule
         log = pl.read_ndjson(lines, schema=_EMULATED)
     except pl.exceptions.ComputeError as error:
         raise UserError(f"{file} is damaged: {error}. Move it away to judge the run without it") from None
-    start_ns, end_ns = _window(loaded)
-    log = log.filter(pl.col("t_ns").is_between(start_ns, end_ns) & (pl.col("decode_tokens") > 0))
+    log = _within(log, stretch.start_ns, stretch.end_ns)
     return _counts(
-        loaded,
-        rows,
+        stretch,
         log.select(
             pl.when("specialised")
             .then(pl.lit(COVERED))
@@ -394,11 +404,24 @@ def _from_emulator(_: Run, loaded: LoadedBlock, rows: pl.DataFrame, __: PathRule
     )
 
 
+def _within(log: pl.DataFrame, start_ns: int, end_ns: int) -> pl.DataFrame:
+    """Decode steps between two times; of a run of steps that reaches beyond them, the steps and tokens of its share."""
+    begins, ends = pl.max_horizontal("t_ns", pl.lit(start_ns)), pl.min_horizontal("end_ns", pl.lit(end_ns))
+    steps = (pl.col("steps") * (ends - begins) / (pl.col("end_ns") - pl.col("t_ns"))).round()
+    inside = log.filter((pl.col("end_ns") > start_ns) & (pl.col("t_ns") < end_ns) & (pl.col("end_ns") > pl.col("t_ns")))
+    return inside.with_columns(
+        steps.cast(pl.Int64),
+        (pl.col("decode_tokens") * steps / pl.col("steps")).round().cast(pl.Int64),
+        t_ns=begins,
+        end_ns=ends,
+    ).filter((pl.col("steps") > 0) & (pl.col("decode_tokens") > 0))
+
+
 # The tables of --cudagraph-metrics
 
 
-def _from_graph_table(_: Run, loaded: LoadedBlock, __: pl.DataFrame, rule: PathRule | None) -> pl.DataFrame | None:
-    file = loaded.path / "graph_table.json"
+def _from_graph_table(stretch: Stretch, rule: PathRule | None) -> pl.DataFrame | None:
+    file = stretch.of.path / "graph_table.json"
     if not file.exists():
         return None
     try:
@@ -424,10 +447,11 @@ def _from_graph_table(_: Run, loaded: LoadedBlock, __: pl.DataFrame, rule: PathR
 # The prediction
 
 
-def _predicted(_: Run, loaded: LoadedBlock, rows: pl.DataFrame, rule: PathRule | None) -> pl.DataFrame | None:
+def _predicted(stretch: Stretch, rule: PathRule | None) -> pl.DataFrame | None:
     """Each decode chunk classified by the requests in flight at its arrival, as the client knows them."""
     if rule is None:
         return None
+    rows = stretch.turns
     streamed = rows.filter(pl.col("first_token_ns").is_not_null() & pl.col("last_token_ns").is_not_null())
     first, last = (np.sort(streamed[name].to_numpy()) for name in ("first_token_ns", "last_token_ns"))
     sent = np.sort(rows["sent_ns"].to_numpy())
@@ -438,7 +462,7 @@ def _predicted(_: Run, loaded: LoadedBlock, rows: pl.DataFrame, rule: PathRule |
         (pl.col("prefilling") > 0, PREFILLING),
     ]
     found = []
-    for context, t_ns, tokens in _decode_chunks(loaded, rows):
+    for context, t_ns, tokens in _decode_chunks(stretch):
         decoding = np.searchsorted(first, t_ns, side="right") - np.searchsorted(last, t_ns, side="left")
         prefilling = np.searchsorted(sent, t_ns, side="right") - np.searchsorted(answered, t_ns, side="right")
         chunks = pl.DataFrame({"decoding": decoding, "prefilling": prefilling, "tokens": tokens})
@@ -467,12 +491,7 @@ def _class(reasons: list[tuple[pl.Expr, str]]) -> pl.Expr:
     return found.alias("class")
 
 
-def _window(loaded: LoadedBlock) -> tuple[int, int]:
-    assert loaded.block.ended_ns is not None  # reports.run judges finished blocks only
-    return loaded.block.started_ns, loaded.block.ended_ns
-
-
-def _counts(loaded: LoadedBlock, rows: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame | None:
+def _counts(stretch: Stretch, steps: pl.DataFrame) -> pl.DataFrame | None:
     """Sums over decode steps by concurrency, and over the client's decode chunks by context: a chunk is of the step
     whose tokens came last before it. ``steps`` is as ``classified`` gives it; None if it is empty."""
     if not len(steps):
@@ -480,22 +499,22 @@ def _counts(loaded: LoadedBlock, rows: pl.DataFrame, steps: pl.DataFrame) -> pl.
     steps = steps.sort("t_ns")
     found = [_by_concurrency(steps)]
     came = steps["t_ns"].to_numpy()
-    for context, t_ns, tokens in _decode_chunks(loaded, rows):
+    for context, t_ns, tokens in _decode_chunks(stretch):
         at = np.maximum(np.searchsorted(came, t_ns, side="right") - 1, 0)
         found.append(_by_context(context, steps["class"].gather(at), tokens))
     return pl.concat(found)
 
 
-def _decode_chunks(loaded: LoadedBlock, rows: pl.DataFrame) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """(context, t_ns, tokens) of every chunk that arrived in the measured window, first chunks left out. Context: the
+def _decode_chunks(stretch: Stretch) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """(context, t_ns, tokens) of every chunk that arrived in the stretch, first chunks left out. Context: the
     request's tokens before it, prompt and output."""
-    start_ns, end_ns = _window(loaded)
+    rows = stretch.turns
     prompt = rows["input_tokens"].fill_null(rows["asked_input"]).to_numpy()
-    for row, t_ns, tokens in slabs(loaded, rows):
+    for row, t_ns, tokens in slabs(stretch.of, rows):
         starts = np.flatnonzero(np.diff(row, prepend=-1))
         before = np.cumsum(tokens) - tokens
         output = before - np.repeat(before[starts], np.diff(np.append(starts, len(row))))
-        kept = (t_ns >= start_ns) & (t_ns <= end_ns) & (tokens > 0)
+        kept = (t_ns >= stretch.start_ns) & (t_ns <= stretch.end_ns) & (tokens > 0)
         kept[starts] = False
         yield (prompt[row] + output)[kept], t_ns[kept], tokens[kept]
 

@@ -9,14 +9,14 @@ import msgspec
 
 from replay.records import GPUS_ALIKE, Backend, GpuReading, Snapshot
 from reports.blocks import BlockSummary
-from reports.run import LoadedBlock, Run
+from reports.run import Measurement, Run
 from workloads.errors import UserError
 
 
 class Edges(msgspec.Struct, frozen=True):
-    """A block's snapshots; null where none was taken."""
+    """Snapshots around a block (or window); null where none was taken."""
 
-    block: LoadedBlock
+    block: Measurement
     before: Snapshot | None
     after: Snapshot | None
 
@@ -46,11 +46,12 @@ FORMULAS = {
 
 def edges(run: Run, backend: str) -> list[Edges]:
     """Snapshots of a backend's finished blocks, in measured order. Raises UserError for a damaged one."""
-    return [
-        Edges(loaded, _read(loaded.path / "before.json"), _read(loaded.path / "after.json"))
-        for loaded in run.blocks
-        if loaded.block.backend == backend
-    ]
+    return [edges_of(loaded) for loaded in run.blocks if loaded.block.backend == backend]
+
+
+def edges_of(block: Measurement) -> Edges:
+    """Snapshots around one block or window. Raises UserError for a damaged one."""
+    return Edges(block, _read(block.path / "before.json"), _read(block.path / "after.json"))
 
 
 def readings(blocks: list[Edges]) -> list[list[GpuReading]]:
@@ -66,6 +67,14 @@ def in_common(blocks: list[Edges]) -> dict[str, list[str]]:
         found[what] = sorted(word for word in words if word is not None)
     found["GPU count"] = sorted({str(len(gpus)) for gpus in readings(blocks)})
     return found
+
+
+def declared(backend: Backend) -> str | None:
+    """ "8 x GB300 (TP8)"; None if the experiment declares none."""
+    if backend.gpus is None:
+        return None
+    layout = ", ".join(f"{key}{value}" for key, value in sorted(backend.gpus.layout.items()))
+    return f"{backend.gpus.count} x {backend.gpus.kind}" + (f" ({layout})" if layout else "")
 
 
 def told(blocks: list[Edges]) -> str | None:

@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from replay.records import CHUNK, SCHEMA_VERSION, Block, HealthSample, Manifest, MetricsSample, Plan, RequestRecord
+from replay.records import (
+    CHUNK,
+    SCHEMA_VERSION,
+    Block,
+    HealthSample,
+    Manifest,
+    MetricsSample,
+    Plan,
+    RequestRecord,
+    RunFacts,
+)
 from workloads.errors import UserError
 
 _BATCH = 10_000  # records decoded to Python objects at a time
@@ -32,6 +42,7 @@ _UNREAD = (
 _BLOCK_NAME = re.compile(r"(\d+)-(.+)")
 
 T = TypeVar("T", bound=msgspec.Struct)
+M = TypeVar("M", bound=RunFacts)
 
 
 class ChunkFile(msgspec.Struct, frozen=True):
@@ -46,20 +57,27 @@ class ChunkFile(msgspec.Struct, frozen=True):
         return np.memmap(self.path, dtype=CHUNK, mode="r", offset=first * CHUNK.itemsize, shape=(end - first,))
 
 
-class LoadedBlock(msgspec.Struct, frozen=True):
-    """One finished block. ``requests`` has the fields of RequestRecord that judging reads as columns, and ``file``,
-    an index into ``chunks``."""
+class Measurement(msgspec.Struct, frozen=True):
+    """What one uninterrupted measurement left: a block, or a window of decode tables. ``requests`` has the fields of
+    RequestRecord that judging reads as columns, and ``file``, an index into ``chunks``."""
 
-    block: Block
     name: str
     path: Path
+    server: str | None
+    """As Block.server."""
     requests: pl.DataFrame
     chunks: list[ChunkFile]
     """Per worker."""
     health: list[pl.DataFrame]
     """Per worker, HealthSample fields as columns, in order of time; empty for one that left none."""
-    metrics: list[MetricsSample] = []
+    metrics: list[MetricsSample]
     """Readings of the server's /metrics, in order of time; empty if it was not asked."""
+
+
+class LoadedBlock(Measurement, frozen=True):
+    """One finished block."""
+
+    block: Block
 
 
 class SetAside(msgspec.Struct, frozen=True):
@@ -99,25 +117,19 @@ def load(path: Path) -> Run:
     """Load a run directory. Raises UserError if it is none, is of a newer schema, is damaged in the middle, has an
     impossible time scale, or holds no finished block."""
     notes: list[str] = []
-    manifest = _read(path / "manifest.json", Manifest)
-    if not (math.isfinite(manifest.time_scale) and manifest.time_scale > 0):
-        raise UserError(
-            f"{path}/manifest.json has time_scale {manifest.time_scale:g}, which no clock has: it must be above 0"
-        )
-    if len(manifest.backends) != 2:
-        raise UserError(f"{path}/manifest.json names {len(manifest.backends)} backends, not the two that are compared")
-    plan = _read(path / "plan.json", Plan)
+    manifest = read_manifest(path, Manifest)
+    plan = read(path / "plan.json", Plan)
     digests = {"plan.json": manifest.plan_digest, "sessions.jsonl": plan.sessions_digest}
     changed = [name for name, digest in digests.items() if _sha256(path / name) != digest]
     blocks: list[LoadedBlock] = []
     set_aside: list[SetAside] = []
-    for folder in sorted((path / "blocks").glob("*"), key=_measured_order):
+    for folder in sorted((path / "blocks").glob("*"), key=measured_order):
         if not folder.is_dir():
             continue
         try:
             block = msgspec.json.decode((folder / "block.json").read_bytes(), type=Block)
         except (FileNotFoundError, msgspec.MsgspecError):
-            set_aside.append(SetAside(folder.name, _backend(folder), "never started: no readable block.json"))
+            set_aside.append(SetAside(folder.name, backend_of(folder), "never started: no readable block.json"))
             continue
         if ".interrupted-" in folder.name or not block.finished or block.ended_ns is None:
             why = block.cut_short or "not finished"
@@ -125,14 +137,28 @@ def load(path: Path) -> Run:
             continue
         if block.backend not in [backend.name for backend in manifest.backends]:
             raise UserError(f"{folder}/block.json names backend {block.backend!r}, which manifest.json does not know")
-        blocks.append(_load_block(folder, block, notes))
+        left = read_measurement(folder, block.server, notes)
+        blocks.append(LoadedBlock(**msgspec.structs.asdict(left), block=block))
     if not blocks:
         what = f"{len(set_aside)} unfinished" if set_aside else "no"
         raise UserError(f"{path} holds {what} block(s) and nothing to judge: finish it with compare --resume")
     return Run(path, manifest, plan, blocks, set_aside, changed, notes)
 
 
-def _read(path: Path, schema: type[T]) -> T:
+def read_manifest(path: Path, schema: type[M]) -> M:
+    """The manifest of a run directory of one kind. Raises UserError as ``load`` does."""
+    manifest = read(path / "manifest.json", schema)
+    if not (math.isfinite(manifest.time_scale) and manifest.time_scale > 0):
+        raise UserError(
+            f"{path}/manifest.json has time_scale {manifest.time_scale:g}, which no clock has: it must be above 0"
+        )
+    if len(manifest.backends) != 2:
+        raise UserError(f"{path}/manifest.json names {len(manifest.backends)} backends, not the two that are compared")
+    return manifest
+
+
+def read(path: Path, schema: type[T]) -> T:
+    """One of a run directory's JSON files. Raises UserError if it is missing, damaged, or of a newer schema."""
     try:
         data = path.read_bytes()
         version = msgspec.json.decode(data, type=_Version).schema_version
@@ -154,18 +180,21 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _measured_order(folder: Path) -> tuple[int, str]:
+def measured_order(folder: Path) -> tuple[int, str]:
+    """Sorts folders of blocks or windows as they were measured."""
     match = _BLOCK_NAME.match(folder.name)
     return (int(match[1]) if match else 0, folder.name)
 
 
-def _backend(folder: Path) -> str | None:
-    """Whose block it is, by the folder's name."""
+def backend_of(folder: Path) -> str | None:
+    """Whose block or window it is, by the folder's name."""
     match = _BLOCK_NAME.match(folder.name.split(".interrupted-")[0])
     return match[2] if match else None
 
 
-def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
+def read_measurement(folder: Path, server: str | None, notes: list[str]) -> Measurement:
+    """What a finished block or window left in its folder; ``notes`` gets what was dropped. Raises UserError for
+    damage in the middle of a file."""
     frames: list[pl.DataFrame] = []
     chunks: list[ChunkFile] = []
     health: list[pl.DataFrame] = []
@@ -189,8 +218,8 @@ def _load_block(folder: Path, block: Block, notes: list[str]) -> LoadedBlock:
     requests = requests.sort("session", "play", "stream", "turn", "phase", "end_ns", "request_id")
     readings = folder / "metrics.jsonl"
     metrics = list(_records(readings, MetricsSample, notes)) if readings.exists() else []
-    return LoadedBlock(
-        block, folder.name, folder, requests, chunks, [samples.sort("t_ns") for samples in health], metrics
+    return Measurement(
+        folder.name, folder, server, requests, chunks, [samples.sort("t_ns") for samples in health], metrics
     )
 
 
@@ -223,7 +252,7 @@ def _records(path: Path, schema: type[T], notes: list[str]) -> Iterator[T]:
                     notes.append(f"{path.parent.name}/{path.name}: torn last line ({number}) dropped")
                     break
                 raise UserError(
-                    f"{path}:{number} is damaged: {error}. Move the block's folder away to judge the rest"
+                    f"{path}:{number} is damaged: {error}. Move its folder away to judge the rest"
                 ) from None
             yield record
 

@@ -42,25 +42,33 @@ def data(rows: list[dict[str, Any]]) -> alt.InlineData:
 
 def colour(analysis: Analysis) -> alt.Color:
     """Baseline and candidate, always in the same colours."""
-    names = [backend.name for backend in analysis.backends]
-    scale = alt.Scale(domain=names, range=[BASELINE, CANDIDATE])
+    return colours([backend.name for backend in analysis.backends])
+
+
+def colours(names: Sequence[str]) -> alt.Color:
+    """Baseline's and candidate's name in their colours."""
+    scale = alt.Scale(domain=list(names), range=[BASELINE, CANDIDATE])
     return alt.Color("backend:N", scale=scale, legend=alt.Legend(title=None, orient="top", direction="horizontal"))
 
 
 def svg(chart: Chart, analyses: Sequence[Analysis]) -> str | None:
-    """The chart as an SVG element to be put into a page. The same data give the same bytes."""
+    """The chart as an SVG element to be put into a page; None if it has nothing to draw."""
     drawn = chart.draw(analyses)
-    if drawn is None:
-        return None
+    return svg_of(drawn, chart.id, chart.title) if drawn is not None else None
+
+
+def svg_of(drawn: Drawn, id: str, title: str) -> str:
+    """Something drawn as an SVG element to be put into a page, where no other has this id. The same data give the same
+    bytes."""
     file = io.StringIO()
     _themed(drawn).save(file, format="svg")
     text = file.getvalue()
     # ids are numbered on through all charts that a process draws, and those of two charts would clash in one page
-    ids = {name: f"{chart.id}-{n}" for n, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))}
+    ids = {name: f"{id}-{n}" for n, name in enumerate(dict.fromkeys(re.findall(r'\bid="([^"]+)"', text)))}
     text = re.sub(r'(\bid="|url\(#|href="#)([^")]+)', lambda found: found[1] + ids[found[2]], text)
     for shade, variable in _VARIABLES.items():
         text = text.replace(shade, f"var({variable})")
-    return text.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
 def _themed(drawn: Drawn) -> Any:

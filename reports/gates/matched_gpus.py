@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from replay.records import THROTTLING_FAULTS, GpuReading
+from replay.records import THROTTLING_FAULTS, Backend, GpuReading
 from reports import gpus
 from reports.gates.gate import Evidence, Gate, passing
 
@@ -18,17 +18,8 @@ def judge(evidence: Evidence) -> Gate:
     problems = list(manifest.unmatched_reasons)
     if not manifest.matched_gpus and not problems:
         problems = ["Not the same"]
-    problems += _unequal(evidence, seen)
-    readings = {name: [gpu for each in gpus.readings(seen[name]) for gpu in each] for name in evidence.names}
-    for name in evidence.names:
-        problems += _shared(name, readings[name])
-    throttled = {name: _throttled(readings[name]) for name in evidence.names}
-    faults = {name: THROTTLING_FAULTS.intersection(throttled[name]) for name in evidence.names}
-    for name, other in (evidence.names, evidence.names[::-1]):
-        if faults[name] and not faults[other]:
-            problems.append(
-                f"GPUs of {name} were throttled, those of {other} were not: {', '.join(sorted(faults[name]))}"
-            )
+    problems += unequal(manifest.backends, seen)
+    throttled = {name: _throttled(edges) for name, edges in seen.items()}
     told = f"{'; '.join(problems)}. Not matched: does not isolate the decode path." if problems else ""
     held = "; ".join(
         f"{name} {', '.join(f'{why} ({count} x)' for why, count in found.items())}"
@@ -53,8 +44,10 @@ def judge(evidence: Evidence) -> Gate:
     )
 
 
-def _unequal(evidence: Evidence, seen: dict[str, list[gpus.Edges]]) -> list[str]:
-    baseline, candidate = evidence.run.manifest.backends
+def unequal(backends: list[Backend], seen: dict[str, list[gpus.Edges]]) -> list[str]:
+    """How the GPUs of both backends (baseline first) differ by the snapshots around their blocks or windows, in
+    words."""
+    baseline, candidate = backends
     problems = []
     common = {name: gpus.in_common(edges) for name, edges in seen.items()}
     for what, one in common[baseline.name].items():
@@ -72,7 +65,19 @@ def _unequal(evidence: Evidence, seen: dict[str, list[gpus.Edges]]) -> list[str]
                     limits.setdefault(gpu.uuid, set()).add(gpu.power_limit_w)
         if any(len(values) > 1 for values in limits.values()):
             problems.append(f"{backend.name}: the power limit of its GPUs changed while it was measured")
+        problems += _shared(backend.name, _readings(seen[backend.name]))
+    faults = {name: THROTTLING_FAULTS.intersection(_throttled(edges)) for name, edges in seen.items()}
+    names = (baseline.name, candidate.name)
+    for mine, theirs in (names, names[::-1]):
+        if faults[mine] and not faults[theirs]:
+            problems.append(
+                f"GPUs of {mine} were throttled, those of {theirs} were not: {', '.join(sorted(faults[mine]))}"
+            )
     return problems
+
+
+def _readings(edges: list[gpus.Edges]) -> list[GpuReading]:
+    return [gpu for each in gpus.readings(edges) for gpu in each]
 
 
 def _shared(name: str, readings: list[GpuReading]) -> list[str]:
@@ -85,9 +90,9 @@ def _shared(name: str, readings: list[GpuReading]) -> list[str]:
     return [f"{name}: somebody else used its GPUs: {listed}" + (" and more" if len(others) > 4 else "")]
 
 
-def _throttled(readings: list[GpuReading]) -> Counter[str]:
+def _throttled(edges: list[gpus.Edges]) -> Counter[str]:
     """Readings of a GPU whose clocks were held down, by reason."""
-    return Counter(reason for gpu in readings for reason in gpu.throttling)
+    return Counter(reason for gpu in _readings(edges) for reason in gpu.throttling)
 
 
 def _verified(evidence: Evidence, seen: dict[str, list[gpus.Edges]]) -> list[str]:

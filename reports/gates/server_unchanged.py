@@ -34,14 +34,9 @@ def judge(evidence: Evidence) -> Gate:
     for name in evidence.names:
         edges = gpus.edges(evidence.run, name)
         blind += [edge.block.name for edge in edges if edge.before is None or edge.after is None]
-        snapshots = [(edge, snapshot) for edge in edges for snapshot in edge.snapshots()]
-        for what, tell in _ALWAYS.items():
-            problems += _changed(name, what, [(edge.block.name, tell(snapshot)) for edge, snapshot in snapshots])
-        for start in dict.fromkeys(edge.block.block.server for edge in edges):
-            of_start = [(edge, snapshot) for edge, snapshot in snapshots if edge.block.block.server == start]
-            for what, tell in _WITHIN_A_START.items():
-                problems += _changed(name, what, [(edge.block.name, tell(snapshot)) for edge, snapshot in of_start])
-        if snapshots and not any(tell(snapshot) for _, snapshot in snapshots for tell in _ALWAYS.values()):
+        problems += changes(name, edges)
+        snapshots = [snapshot for edge in edges for snapshot in edge.snapshots()]
+        if snapshots and not any(tell(snapshot) for snapshot in snapshots for tell in _ALWAYS.values()):
             silent.append(name)
     if problems:
         return _gate("fail", f"{'; '.join(problems)}: not one deployment.")
@@ -50,6 +45,19 @@ def judge(evidence: Evidence) -> Gate:
     if silent:
         return _gate("unknown", f"{' and '.join(silent)} told neither version nor fingerprint.")
     return _gate("pass", "What the servers say of themselves was the same before and after every block.")
+
+
+def changes(name: str, edges: list[gpus.Edges]) -> list[str]:
+    """What changed of a backend, in words, over its blocks (or windows)."""
+    problems: list[str] = []
+    snapshots = [(edge, snapshot) for edge in edges for snapshot in edge.snapshots()]
+    for what, tell in _ALWAYS.items():
+        problems += _changed(name, what, [(edge.block.name, tell(snapshot)) for edge, snapshot in snapshots])
+    for start in dict.fromkeys(edge.block.server for edge in edges):
+        of_start = [(edge, snapshot) for edge, snapshot in snapshots if edge.block.server == start]
+        for what, tell in _WITHIN_A_START.items():
+            problems += _changed(name, what, [(edge.block.name, tell(snapshot)) for edge, snapshot in of_start])
+    return problems
 
 
 def _changed(name: str, what: str, told: list[tuple[str, object]]) -> list[str]:

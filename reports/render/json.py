@@ -12,8 +12,13 @@ from reports.analysis import Analysis
 
 
 def render(analyses: Sequence[Analysis]) -> str:
-    """The first analysis, indented; keys in the order of its definition."""
-    plain = msgspec.to_builtins(analyses[0])
+    """The first analysis."""
+    return strict(analyses[0])
+
+
+def strict(analysis: msgspec.Struct) -> str:
+    """Any kind of analysis, indented; keys in the order of its definition."""
+    plain = msgspec.to_builtins(analysis)
     _refuse_infinite(plain, "analysis")
     return msgspec.json.format(msgspec.json.encode(plain), indent=1).decode() + "\n"
 

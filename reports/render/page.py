@@ -17,8 +17,8 @@ from reports.render import words
 TEMPLATES = Path(__file__).parents[1]
 
 
-def fill(template: str, analyses: Sequence[Analysis], **more: object) -> str:
-    """The named template for the first analysis; values are escaped in templates named .html."""
+def template_of(name: str) -> jinja2.Template:
+    """A template by its path under reports/; values are escaped in templates named .html."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html"]),
@@ -26,8 +26,13 @@ def fill(template: str, analyses: Sequence[Analysis], **more: object) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    return environment.get_template(name)
+
+
+def fill(template: str, analyses: Sequence[Analysis], **more: object) -> str:
+    """The named template for the first analysis."""
     analysis, stamps = analyses[0], words.stamps(analyses)
-    return environment.get_template(template).render(
+    return template_of(template).render(
         a=analysis,
         w=words,
         stamps=stamps,

@@ -13,11 +13,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from replay.emulator.server import serve
 from replay.emulator.settings import EmulatorSettings
+from replay.emulator.speculation import Speculation
 
 ROOT = Path(__file__).parents[2]
 DEATH = "(EngineCore pid=8) ERROR 11-30 12:00:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory."
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--served-model-name")
     parser.add_argument("--additional-config", type=json.loads, default={})
+    parser.add_argument("--speculative-config", type=json.loads)
     parser.add_argument("--play-speed", type=float, default=100.0, help="times faster than the emulated hardware")
     parser.add_argument("--play-reads-key", action="store_true", help="refuse a decode_backend that does not exist")
     parser.add_argument("--play-die", type=Path, help="die, saying why, as soon as there is this file")
@@ -51,11 +54,19 @@ def main() -> None:
         threading.Thread(target=_die, args=(args.play_die,), daemon=True).start()
     settings = EmulatorSettings(
         decode_backend="latency_specialized" if chosen == "latency_specialized" else "auto",
+        speculation=_drafts(args.speculative_config),
         time_scale=args.play_speed,
         model=args.served_model_name or args.model,
     )
     with tempfile.TemporaryDirectory() as log:
         uvloop.run(serve(settings, Path(log) / "truth", args.port, print))
+
+
+def _drafts(config: dict[str, Any] | None) -> Speculation | None:
+    if config is None:
+        return None
+    length = config["synthetic_acceptance_length"]
+    return Speculation(draft_tokens=config["num_speculative_tokens"], acceptance_length=length)
 
 
 def _die(when: Path) -> None:

@@ -58,7 +58,7 @@ class Ran(msgspec.Struct):
 def ran(described: Experiment, folder: Path) -> Ran:
     replay.cli.compare(described, run=folder)
     reports.cli.report(folder)
-    return Ran(folder, read_manifest(folder), analyse(folder))
+    return Ran(folder, read_manifest(folder, Manifest), analyse(folder))
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from replay.experiment import Experiment
 from replay.plan import read_plan
 from replay.preflight import prepare
 from replay.progress import Event
-from replay.records import Command, MetricsSample
+from replay.records import Command, Manifest, MetricsSample
 from replay.rundir import read_block, read_manifest
 from replay.servers import Servers
 from tests.integration import runs
@@ -121,7 +121,7 @@ def starts(run: Path) -> list[str]:
 
 def test_in_turn_each_block_has_a_start_of_its_own(tmp_path: Path) -> None:
     run = compared(unspecial(tmp_path), tmp_path / "run")
-    order = read_manifest(run).order
+    order = read_manifest(run, Manifest).order
     first, second = order[0], order[1]
     assert order == [first, second, second, first]
     # preflight asks the first to be measured last, and leaves it up
@@ -147,7 +147,7 @@ def test_blocks_per_start_saves_restarts(tmp_path: Path) -> None:
     run = compared(unspecial(tmp_path, serving={"blocks_per_start": 2}), tmp_path / "run")
     assert len(starts(run)) == 5
     assert [int(str(server)[8:10]) for _, _, server in measured(run)] == [2, 2, 3, 3, 4, 4, 5, 5]
-    assert [name for _, name, _ in measured(run)] == read_manifest(run).order
+    assert [name for _, name, _ in measured(run)] == read_manifest(run, Manifest).order
     assert left(run) == []
 
 
@@ -164,7 +164,7 @@ def test_one_that_dies_in_mid_block_is_quoted_and_its_block_measured_again(tmp_p
     described = unspecial(tmp_path, "--play-speed", "2", "--play-die", str(die), replay={"order": "AB"})
     run = tmp_path / "run"
     runs.start(described, run)
-    second = read_manifest(run).order[1]
+    second = read_manifest(run, Manifest).order[1]
 
     def tell(event: Event) -> None:
         if event.block == 2 and event.in_flight:

@@ -106,3 +106,26 @@ def experiment(model: Path, traces: Path, *, candidate: dict[str, Any] | None = 
             **changes,
         }
     )
+
+
+def decode_experiment(
+    model: Path, *, decode: dict[str, Any], env: dict[str, str] | None = None, **changes: Any
+) -> Experiment:
+    """Decode tables of two equal servers of the model, side by side; ``env``: added to that of both."""
+    both = serve(model, max_model_len=1024)
+    both["env"] |= env or {}
+    return experiment_of(
+        {
+            "name": "real vLLM",
+            "model": "tiny",
+            "token_ids": [10, 250],
+            "decode": decode,
+            "serving": {"arrangement": "side_by_side", "under_test": []},
+            "backends": {
+                "both": {"serve": both, "gpus": GPUS},
+                "baseline": {},
+                "candidate": {},
+            },
+            **changes,
+        }
+    )

@@ -171,6 +171,16 @@ def test_gpus_are_those_that_the_server_was_given(monkeypatch: pytest.MonkeyPatc
     assert (gone.gpus, gone.gpus_unseen) == (None, "there is no GPU 7: this host has 3")
 
 
+def test_gpus_of_a_server_on_several_hosts_are_not_those_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, gpu(0), gpu(1))
+    words = ["srun", "./rank.sh", "vllm", "serve", "m", "--nnodes"]
+    with serve(pages(PAGES)) as server:
+        over_hosts, alone = (take(server.url, started=command(words=[*words, hosts])) for hosts in ("4", "1"))
+    assert over_hosts.gpus is None
+    assert over_hosts.gpus_unseen == "its server runs on 4 hosts, and only this one's GPUs are seen"
+    assert alone.gpus is not None
+
+
 def test_a_server_that_someone_else_started_has_no_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, gpu(0))
     with serve(pages({})) as server:

@@ -1,0 +1,172 @@
+"""One window judged: whether it has a result, why not, and its figures."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from replay.records import Cell
+from reports import gpus
+from reports.blocks import counted
+from reports.chunks import disagreeing, slabs
+from reports.counters import deltas, edge_readings
+from reports.decode import acceptance
+from reports.decode.run import LoadedWindow
+from reports.decode.window import FEWEST_STEPS, Common, Figures, Stream, common, figures
+from reports.measures import IMPOSSIBLE, KEY, uncached_input
+from reports.run import Measurement
+
+CLIENT_LAG = 0.01
+"""The event loop's P99 lag, as a share of the common decode window, at most (or half a step, if that is longer): a
+stamp that comes so late at an edge changes the rate by as much."""
+_SAMPLE_NS = 1_000_000_000
+_SURELY_SAMPLED_NS = 3_000_000_000
+
+FORMULAS = {
+    "Client lag": "The worst P99 lag of the client's event loop, by its samples of about a second that reach into the "
+    f"common decode window, in the client's own time. Limit: {CLIENT_LAG:.0%} of the window, or half a step.",
+    "Energy per output token": "Σ (energy after − before) over GPUs, by NVML's counters around the window, over all "
+    "output tokens of its streams: their prefill is in it. Power of hosts, network and cooling is not.",
+}
+
+
+class WindowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished window. ``figures`` is null without a result, and ``why`` says what stood against it."""
+
+    name: str
+    backend: str
+    cell: int
+    server: str | None
+    pass_number: int
+    """From 1: passes of its backend over the cells."""
+    figures: Figures | None
+    why: list[str]
+    opens_ns: int | None
+    """Of the common decode window, as is the close: by the client's clock."""
+    closes_ns: int | None
+    from_chunks: float | None
+    from_usage: float | None
+    from_counters: float | None
+    """Tokens per step, three ways."""
+    client_lag_ms: float | None
+    client_lag_limit_ms: float | None
+    token_sources: dict[str, int]
+    statuses: dict[str, int]
+    failures: dict[str, int]
+    energy_per_output_token_j: float | None
+    notes: list[str]
+
+
+def turns_of(measured: Measurement) -> pl.DataFrame:
+    """Its measured turns, each once."""
+    return measured.requests.filter(pl.col("phase") == "measured").unique(KEY, keep="last", maintain_order=True)
+
+
+def streams_of(measured: Measurement, turns: pl.DataFrame) -> list[Stream]:
+    """The streams that have chunks."""
+    sent = turns["sent_ns"].to_numpy()
+    found = []
+    for row, t_ns, tokens in slabs(measured, turns):
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        parts = (row[starts], np.split(t_ns, starts[1:]), np.split(tokens, starts[1:]))
+        found += [Stream(int(sent[each]), *pieces) for each, *pieces in zip(*parts, strict=True)]
+    return found
+
+
+def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float) -> WindowResult:
+    """A finished window. Any stream that failed, or was not as asked, leaves it without a result."""
+    turns = turns_of(loaded)
+    streams = streams_of(loaded, turns)
+    why = _spoilt(loaded, turns, cell)
+    found = common(streams) if streams and not why else None
+    if not why and found is None:
+        why.append("its streams never all decoded at once: raise decode.output_tokens")
+    elif found is not None and found.steps < FEWEST_STEPS:
+        why.append(
+            f"its streams all decoded at once for {found.steps} steps only, fewer than {FEWEST_STEPS}: raise "
+            "decode.output_tokens"
+        )
+    lag, limit = _lag(loaded, found)
+    notes: list[str] = []
+    if lag is not None and limit is not None and lag > limit:
+        why.append(
+            f"the client's event loop was {lag:.1f} ms late, limit {limit:.1f} ms: use a host with idle cores"
+            + (", or lower time_scale" if time_scale != 1 else "")
+        )
+    elif found is not None and lag is None:
+        missing = "the client left no sample of its event loop's lag"
+        (why if found.length_ns > _SURELY_SAMPLED_NS else notes).append(missing)
+    edges = edge_readings(loaded)
+    if isinstance(edges, str):
+        counters = None
+        notes.append(edges)
+    else:
+        grown = deltas(edges[0].samples, edges[1].samples)
+        counters = acceptance.from_counters(grown, cell.batch)
+        if any(delta.reset for delta in grown):
+            counters = None
+            why.append("the server's counters were reset: it was started anew inside the window")
+    spent = gpus.energy(gpus.edges_of(loaded))
+    output = sum(stream.output for stream in streams)
+    judged = found if not why else None
+    return WindowResult(
+        name=loaded.name,
+        backend=loaded.window.backend,
+        cell=loaded.window.cell,
+        server=loaded.server,
+        pass_number=pass_number,
+        figures=figures(streams, judged, uncached_all(turns), time_scale) if judged else None,
+        why=why,
+        opens_ns=found.opens_ns if found else None,
+        closes_ns=found.closes_ns if found else None,
+        from_chunks=acceptance.from_chunks(judged) if judged else None,
+        from_usage=acceptance.from_usage(streams) if judged else None,
+        from_counters=counters if judged else None,
+        client_lag_ms=lag,
+        client_lag_limit_ms=limit,
+        token_sources=counted(turns, pl.col("token_source").fill_null("unknown")),
+        statuses=counted(turns, pl.col("status")),
+        failures=counted(turns.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
+        energy_per_output_token_j=spent[0] / output if spent and output and judged else None,
+        notes=notes,
+    )
+
+
+def _spoilt(loaded: LoadedWindow, turns: pl.DataFrame, cell: Cell) -> list[str]:
+    """Why the window's streams are not those of the cell, in words."""
+    why = []
+    if len(turns) != cell.batch:
+        why.append(f"{len(turns)} of {cell.batch} streams are recorded")
+    failures = counted(turns.filter(pl.col("status") != "ok"), pl.coalesce("error", "status"))
+    why += [f"{count} of {cell.batch} streams: {error}" for error, count in failures.items()]
+    ok = turns.filter(pl.col("status") == "ok")
+    uncounted = ok.filter(
+        pl.col("token_source").is_null() | pl.col("output_tokens").is_null() | (pl.col("chunk_count") == 0)
+    )
+    if len(uncounted):
+        why.append(f"{len(uncounted)} of {cell.batch} streams have no token count by the server")
+    short = ok.filter(pl.col("output_tokens") < 2)
+    if len(short):
+        why.append(f"{len(short)} of {cell.batch} streams have one token: raise decode.output_tokens")
+    if impossible := len(ok.filter(IMPOSSIBLE)):
+        why.append(f"{impossible} of {cell.batch} streams have impossible times")
+    if wrong := disagreeing(loaded, ok):
+        why.append(f"{wrong} of {cell.batch} streams have chunks that are not those of their record")
+    return why
+
+
+def uncached_all(turns: pl.DataFrame) -> int | None:
+    """Prompt tokens that no cache held, of all turns; None unless each reports them."""
+    known = turns["cached_tokens"].null_count() + turns["input_tokens"].null_count() == 0
+    return uncached_input(turns) if known else None
+
+
+def _lag(loaded: LoadedWindow, found: Common | None) -> tuple[float | None, float | None]:
+    """(worst P99 lag of the event loop, its limit), ms of the client; None: unknown."""
+    if found is None:
+        return None, None
+    inside = pl.col("t_ns").is_between(found.opens_ns, found.closes_ns + _SAMPLE_NS)
+    lags = [samples.filter(inside)["loop_lag_ms_p99"].max() for samples in loaded.health]
+    known = [lag for lag in lags if isinstance(lag, float)]
+    return max(known, default=None), max(CLIENT_LAG * found.length_ns, found.gap_ns / 2) * 1e-6
