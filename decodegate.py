@@ -19,6 +19,7 @@ import replay.cli
 import reports.cli
 import reports.kernels.cli
 import workloads.cli
+from replay.backends import NAMES
 from replay.emulator.cli import emulate
 from replay.experiment import json_schema, load_experiment
 from replay.profile import Wanted
@@ -156,6 +157,65 @@ def profile(
     wanted = Wanted(speculation=speculation, batch=batch, steps=steps, traces=traces)
     folder = replay.cli.profile_layers(load_experiment(experiment), wanted, run=run, allow_unmatched=allow_unmatched)
     return reports.cli.report(folder)
+
+
+@evals.cli.app.default
+def sit_exams(
+    experiment: Path,
+    /,
+    *,
+    run: Path | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    limit: PositiveInt | None = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Sit the experiment's exams on both backends, with the same questions and seeds, then say whether the candidate's
+    answers stayed as good.
+
+    The plan is registered before the first request. Answers go into RUN/evals as they come; after a crash or Ctrl-C,
+    --resume asks only what has no answer. Exit code 0 for PASS, 1 for FAIL, 2 for INCONCLUSIVE.
+
+    Parameters
+    ----------
+    experiment
+        The experiment file, with its evals section.
+    run
+        The run directory to make, or that of a replay to add to (or, with --resume, to continue). By default
+        runs/NAME-DATE-TIME, or the latest of that name.
+    resume
+        Continue an interrupted run with the same plan.
+    limit
+        Only the first so many items of each task: a smoke test, which can pass nothing.
+    dry_run
+        Read the data, print what would be asked, and stop. Nothing is started.
+    allow_unmatched
+        Measure although the GPUs differ or are not declared. Every page of the report will say so.
+    """
+    folder = evals.cli.sit(
+        load_experiment(experiment),
+        run=run,
+        resume=resume,
+        limit=limit,
+        dry_run=dry_run,
+        allow_unmatched=allow_unmatched,
+    )
+    return 0 if folder is None else _say_accuracy(folder)
+
+
+def _say_accuracy(run: Path) -> int:
+    from reports.accuracy.verdict import judge_folder  # scipy costs a moment that the other verbs do without
+
+    _, judged, notes = judge_folder(run / "evals", NAMES)
+    console = Console(highlight=False, soft_wrap=True)
+    for task in judged.tasks:
+        console.print(f"{task.title}: {task.outcome}", style="bold", markup=False)
+        for reason in task.reasons:
+            console.print(f"  {reason}", markup=False)
+    for note in notes:
+        console.print(note, markup=False)
+    console.print(f"accuracy: {judged.outcome}", style="bold", markup=False)
+    return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
 
 
 @app.command

@@ -1,19 +1,134 @@
-"""decodegate eval: look at benchmark data."""
+"""decodegate eval: sit the exams; look at benchmark data."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from replay.experiment import Experiment
+from replay.progress import Event
 from workloads.errors import UserError
+
+if TYPE_CHECKING:
+    from evals import harness
 
 app = App(name="eval", help="AIME25, GPQA-Diamond and MRCR on both backends: the accuracy half of a sign-off.")
 data_app = App(name="data", help="Benchmark data: you bring them, decodegate checks them.")
 app.command(data_app)
 
 _SHOWN = 10
+_RUNS = Path("runs")
+_PLAIN_EVERY_S = 10.0
+
+
+def sit(
+    experiment: Experiment,
+    *,
+    run: Path | None,
+    resume: bool = False,
+    limit: int | None = None,
+    dry_run: bool = False,
+    allow_unmatched: bool = False,
+) -> Path | None:
+    """Sit the exams or go on with them, showing progress; returns the run directory, or None after a dry run.
+
+    Raises UserError when interrupted, naming the way to go on.
+    """
+    os.environ.setdefault("TQDM_DISABLE", "1")  # lm-eval's bars would be drawn through ours; read when it is imported
+    try:
+        from evals import harness, plan  # an extra; slow to import
+    except ImportError as error:
+        raise UserError(f"the evals need {error.name}: pip install 'decodegate[evals]'") from None
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    def tell(event: Event) -> None:
+        console.print(event.text, markup=False)
+
+    if dry_run:
+        planned = harness.planned(experiment, tell, limit=limit, allow_unmatched=allow_unmatched)
+        for name, text in plan.lines(planned, plan.sittings(planned, experiment.serving.blocks_per_start)).items():
+            console.print(f"{name:<13}{text}", markup=False)
+        return None
+    folder = run or (_latest(experiment.name) if resume else _new(experiment.name))
+    try:
+        with _showing(console) as show:
+            harness.measure(experiment, folder, tell, show, resume=resume, limit=limit, allow_unmatched=allow_unmatched)
+    except KeyboardInterrupt:
+        if not (folder / "evals" / "manifest.json").exists():
+            raise
+        words = f"interrupted; what was answered is kept: continue with --resume --run {folder}"
+        raise UserError(words) from None
+    return folder
+
+
+def _new(name: str) -> Path:
+    return _RUNS / f"{_slug(name)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+
+
+def _latest(name: str) -> Path:
+    found = sorted(_RUNS.glob(f"{_slug(name)}-*/evals/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(f"--resume: no run of {name!r} in {_RUNS}/ by decodegate eval: name it with --run")
+    return found[-1].parent.parent
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "run"
+
+
+@contextmanager
+def _showing(console: Console) -> Iterator[Callable[[harness.Progress], None]]:
+    """Yield a function that shows where the sittings stand: bars on a terminal, now and then a plain line elsewhere."""
+    if not console.is_terminal:
+        yield _plain(console)
+        return
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as bars:
+        shown: dict[int, TaskID] = {}
+
+        def show(at: harness.Progress) -> None:
+            if at.number not in shown:
+                for bar in shown.values():
+                    bars.remove_task(bar)
+                shown.clear()
+                shown[at.number] = bars.add_task(_words(at), total=at.items, state="")
+            bars.update(shown[at.number], completed=at.answered, state=f"{at.errors} without reply")
+
+        yield show
+
+
+def _plain(console: Console) -> Callable[[harness.Progress], None]:
+    last = 0.0
+
+    def show(at: harness.Progress) -> None:
+        nonlocal last
+        if at.answered < at.items and time.monotonic() - last < _PLAIN_EVERY_S:
+            return
+        last = time.monotonic()
+        console.print(f"{_words(at)}: {at.answered}/{at.items} answered, {at.errors} without reply", markup=False)
+
+    return show
+
+
+def _words(at: harness.Progress) -> str:
+    sitting = at.sitting
+    return f"{at.number}/{at.sittings} {sitting.task} repeat {sitting.repeat}, {sitting.backend}"
 
 
 @data_app.command

@@ -2,8 +2,13 @@
 
     RUN/evals/
       plan.json                      EvalPlan, registered before the first request to the candidate
+      experiment.yaml                the experiment with every default written out
+      manifest.json                  EvalManifest, written after preflight
+      servers/, check/               what servers wrote, in their starts and in preflight
       BACKEND/TASK/rNNN.jsonl        one Answer a line, appended as answers come; NNN counts repeats from 000
       BACKEND/TASK/rNNN.json         Repeat, written when the repeat has ended
+      BACKEND/TASK/rNNN/             of the server, as of a block: before.json, after.json, metrics.jsonl, steps/
+                                     (rNNN.interrupted-N: until an interruption)
       private/                       raw prompts and answers, for their owner alone: judging never reads it
 
 Nothing here holds text of a benchmark: items are named by their row in the data and by salted hashes.
@@ -15,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from replay.records import SCHEMA_VERSION
+from replay.records import SCHEMA_VERSION, RunFacts
 
 Outcome = Literal["right", "wrong", "unparsed", "truncated", "error"]
 """right, wrong: an answer was found and compared. unparsed: a whole reply in which none was found. truncated: the reply
@@ -70,6 +75,14 @@ class EvalPlan(msgspec.Struct, kw_only=True, frozen=True):
     """Only the first so many items of each task: a smoke test, which can pass nothing."""
 
 
+class EvalManifest(RunFacts, kw_only=True):
+    """Of the accuracy evals. Written once, before the first question."""
+
+    kind: Literal["eval"] = "eval"
+    plan_sha256: str
+    """Of plan.json."""
+
+
 class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One reply to one item."""
 
@@ -115,5 +128,7 @@ class Repeat(msgspec.Struct, kw_only=True):
     started_unix_s: float
     ended_unix_s: float
     answers: int
+    server: str | None = None
+    """Folder of the server's start, relative to RUN/evals; null if we did not start one."""
     versions: dict[str, str] = {}
     """Of lm-eval and what it needs."""

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from replay import rundir, serving
+from replay import rundir
 from replay.progress import Event, Tell
 from replay.records import Block, Window
-from replay.servers import Servers
+from replay.servers import DYING_S, Servers
 from replay.workers import Ended
-
-_DYING_S = serving.ABANDONED_S + 5.0
-"""A server whose port is closed may take so long to end: then its log is quoted."""
 
 
 def make_room(folder: Path, what: str, tell: Tell) -> int:
@@ -41,7 +38,7 @@ def attempt(record: Block | Window, file: Path, servers: Servers) -> Iterator[No
         rundir.write_json(file, record)
         raise
     except Ended as ended:
-        why = servers.died(name, within_s=_DYING_S if ended.why == "server gone" else 0.0)
+        why = servers.died(name, within_s=DYING_S if ended.why == "server gone" else 0.0)
         record.cut_short = ended.why if why is None else "server gone"
         rundir.write_json(file, record)
         if why is not None:

@@ -55,6 +55,7 @@ def emulator_settings(whole: experiment.Experiment, name: str) -> EmulatorSettin
         faults=tuple(emulator.faults),
         seed=whole.replay.seed,
         model=model_name(whole, name),
+        exams=str(emulator.exams) if emulator.exams is not None else None,
     )
 
 
@@ -70,6 +71,7 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
             "acceptance_length": emulator.acceptance_length,
             "time_scale": emulator.time_scale,
             "faults": ", ".join(emulator.faults),
+            "exams": emulator.exams.name if emulator.exams is not None else None,
         }
     gpus = backend.gpus
     return records.Backend(

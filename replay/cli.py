@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -45,31 +45,40 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     console = Console()
     described = load_experiment(experiment)
     with showing(console) as tell:
-        found = _check_offline(described, tell) if offline else _check_servers(described, console, tell)
+        if offline:
+            parts = _parts(described)
+            found = _check_offline(parts, tell, named=len(parts) > 1)
+        else:
+            found = _check_servers(described, console, tell)
     impossible = list(dict.fromkeys(reason for matched in found for reason in matched.impossible))
     unmatched = list(dict.fromkeys(reason for matched in found for reason in matched.unmatched))
     for what, reasons in (("cannot be compared", impossible), ("not matched", unmatched)):
         for reason in reasons:
             console.print(f"{what}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+    parts_of = {"compare": described.workload, "decode": described.decode, "eval": described.evals}
+    verbs = " and ".join(verb for verb, given in parts_of.items() if given is not None)
     if impossible:
-        raise UserError("the backends cannot be compared: compare will refuse them")
+        raise UserError(f"the backends cannot be compared: {verbs} will refuse them")
     if unmatched:
-        raise UserError("the backends are not matched: compare will refuse without --allow-unmatched")
-    console.print("nothing here speaks against comparing; check again with servers" if offline else "ready to compare")
+        raise UserError(f"the backends are not matched: {verbs} will refuse without --allow-unmatched")
+    console.print("nothing here speaks against comparing; check again with servers" if offline else f"ready to {verbs}")
 
 
 def _parts(described: Experiment) -> list[tuple[str, Experiment]]:
-    """What is measured with it, each with its name: the comparison, the decode tables with each speculative setting."""
-    parts = [("the comparison", described)] if described.workload is not None else []
+    """What is measured with it, each with its name: the comparison, whose servers are those of the evals too, and the
+    decode tables with each speculative setting."""
+    parts = []
+    if described.workload is not None or described.evals is not None:
+        parts.append(("the evals" if described.workload is None else "the comparison", described))
     for index, entry in enumerate(described.decode.speculation if described.decode is not None else []):
         parts.append((f"decode tables, {speculation.label(entry)}", speculation.with_speculation(described, index)))
     return parts
 
 
-def _check_offline(described: Experiment, tell: Tell) -> list[matching.Matching]:
-    parts, found = _parts(described), []
+def _check_offline(parts: Sequence[tuple[str, Experiment]], tell: Tell, *, named: bool) -> list[matching.Matching]:
+    found = []
     for name, part in parts:
-        if len(parts) > 1:
+        if named:
             tell(Event(text=f"{name}:"))
         found.append(without_servers(part, tell))
         for doubt in found[-1].doubts:
@@ -78,15 +87,17 @@ def _check_offline(described: Experiment, tell: Tell) -> list[matching.Matching]
 
 
 def _check_servers(described: Experiment, console: Console, tell: Tell) -> list[matching.Matching]:
+    """Ask the servers of the first part; of the others, what the file tells."""
+    (_, first), *others = _parts(described)
     with _scratch() as scratch:
-        if described.workload is None:  # for decode tables alone: their first servers
-            first, *others = (part for _, part in _parts(described))
+        if described.workload is not None:
+            planned = _plan(described, scratch, tell)
+            _show(console, estimate.lines(planned.estimated))
+            seen = planned.prepared.matching
+        else:
             with Servers(first, scratch, tell) as servers:
-                prepared = prepare(first, servers, scratch / "check", tell, allow_unmatched=True)
-            return [prepared.matching, *(without_servers(part, tell) for part in others)]
-        planned = _plan(described, scratch, tell)
-        _show(console, estimate.lines(planned.estimated))
-    return [planned.prepared.matching]
+                seen = prepare(first, servers, scratch / "check", tell, allow_unmatched=True).matching
+    return [seen, *_check_offline(others, tell, named=True)]
 
 
 def _plan(experiment: Experiment, scratch: Path, tell: Tell) -> Planned:

@@ -56,7 +56,7 @@ def make_plan(
 
     Raises UserError if it cannot be measured, or, unless ``allow_unmatched``, should not be.
     """
-    for finding in host.check_client(experiment.replay.lanes):
+    for finding in host.check_client(experiment.replay.lanes, "lanes"):
         tell(Event(text=str(finding)))
     prepared = prepare(experiment, servers, folder / "check", tell, allow_unmatched=allow_unmatched)
     notes = Notes()
@@ -148,7 +148,7 @@ def _rendering(run: Path) -> Rendering:
 def run_blocks(experiment: Experiment, servers: Servers, run: Path, manifest: Manifest, tell: Tell) -> None:
     """Measure every block that is not finished, in order. Finished ones are not touched. Raises UserError if another
     process measures into this run directory."""
-    host.check_client(experiment.replay.lanes)  # a resumed run needs the raised limits too
+    host.check_client(experiment.replay.lanes, "lanes")  # a resumed run needs the raised limits too
     plan, rendering = read_plan(run), _rendering(run)
     used: set[str] = set()
     """Starts of servers on which a block was measured."""

@@ -23,14 +23,14 @@ from replay import backends, batch, health, host, matching, rundir, settings, sp
 from replay.attempt import attempt, make_room
 from replay.emulator import profiles
 from replay.emulator.settings import resolve
-from replay.experiment import Decode, Experiment, Speculating, frozen_yaml
-from replay.manifest import refuse_changed, run_facts
+from replay.experiment import Decode, Experiment, frozen_yaml
+from replay.manifest import refuse_changed, run_facts, setup_facts
 from replay.order import window_order
 from replay.outcomes import CountTokens
 from replay.preflight import Prepared, prepare, without_servers
 from replay.progress import Event, Tell
 from replay.recorder import Recorder
-from replay.records import Cell, DecodeManifest, Setup, Window, WindowPlace
+from replay.records import Cell, DecodeManifest, Window, WindowPlace
 from replay.sender import Sender, ServerGone
 from replay.servers import Running, Servers
 from replay.watch import Watch
@@ -123,7 +123,7 @@ def measure(
     manifest = _resumed(experiment, run) if resume else None
     allow_unmatched = allow_unmatched or (manifest is not None and not manifest.matched_gpus)
     tables = planned(experiment, lambda event: None, allow_unmatched=allow_unmatched)
-    for finding in host.check_client(max(cell.batch for cell in tables.cells)):
+    for finding in host.check_client(max(cell.batch for cell in tables.cells), "streams"):
         tell(Event(text=str(finding)))
     if manifest is None:
         rundir.create(run, "windows")
@@ -150,7 +150,8 @@ def measure(
                     _refuse_seen(tables, number, prepared)
                     if manifest is None:
                         manifest = _start(tables, run, prepared)
-                    _write_setup(tables, run, number, prepared.matching)
+                    seen = setup_facts(tables.decode.speculation[number], prepared.matching)
+                    rundir.write_json(run / "setups" / f"{number + 1:02d}.json", seen)
                     counter = token_counter(setup.tokenizer)
                     measuring = _Measuring(tables, setup, servers, run, prepared.rendering, manifest, tell, counter)
                     for index in due:
@@ -204,7 +205,8 @@ def _start(tables: Tables, run: Path, prepared: Prepared) -> DecodeManifest:
     manifest = DecodeManifest(
         **msgspec.structs.asdict(facts),
         setups=[
-            _setup(chosen, matched) for chosen, matched in zip(tables.decode.speculation, tables.declared, strict=True)
+            setup_facts(chosen, matched)
+            for chosen, matched in zip(tables.decode.speculation, tables.declared, strict=True)
         ],
         cells=tables.cells,
         order=tables.order,
@@ -213,21 +215,6 @@ def _start(tables: Tables, run: Path, prepared: Prepared) -> DecodeManifest:
     )
     rundir.write_json(run / "manifest.json", manifest)
     return manifest
-
-
-def _write_setup(tables: Tables, run: Path, number: int, seen: matching.Matching) -> None:
-    rundir.write_json(run / "setups" / f"{number + 1:02d}.json", _setup(tables.decode.speculation[number], seen))
-
-
-def _setup(chosen: Speculating, matched: matching.Matching) -> Setup:
-    return Setup(
-        speculation=speculation.recorded(chosen),
-        backends=matched.backends,
-        matched_gpus=not matched.unmatched,
-        unmatched_reasons=matched.unmatched,
-        differences=matched.differences,
-        unverified=matched.doubts,
-    )
 
 
 class _Measuring(msgspec.Struct, frozen=True):

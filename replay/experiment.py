@@ -203,6 +203,8 @@ class Emulator(_Model):
     of the emulated hardware."""
     faults: list[str] = []
     """Named faults to switch on: decodegate emulate --help."""
+    exams: Path | None = None
+    """A JSON file of questions that it answers right with given probabilities: replay/emulator/exams.py."""
 
 
 class Serve(_Model):
@@ -393,6 +395,123 @@ class Decode(_Model):
     """Output tokens of the unmeasured batch that precedes each window."""
 
 
+class ExamSampling(_Model):
+    """Sampling of the accuracy evals. Every field is sent with every request, so that no default of a server counts."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0: greedy; repeats are then not independent."""
+    top_p: float = Field(0.95, gt=0, le=1)
+    """Nucleus."""
+    top_k: int = Field(0, ge=0)
+    """0: all tokens."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """0: off."""
+    presence_penalty: float = 0.0
+    """0: off."""
+    frequency_penalty: float = 0.0
+    """0: off."""
+    repetition_penalty: float = Field(1.0, gt=0)
+    """1: off."""
+    max_tokens: int = Field(131_072, ge=1)
+    """Output tokens at most, thoughts included. Raise it until the baseline's replies are rarely cut off (1 %)."""
+    reasoning_effort: str | None = "max"
+    """As the model's chat template knows it. null: the one field that is then not sent."""
+
+
+class Exam(_Model):
+    """One benchmark."""
+
+    data: str
+    """A file or folder, relative to the experiment file, or hub:OWNER/NAME@REVISION: decodegate eval data check says
+    whether it is fit for use."""
+    sha256: str | None = None
+    """The hash that the data must have."""
+    subset: bool = False
+    """Fewer items than the whole benchmark has are meant."""
+    repeats: int = Field(ge=1, le=1000)
+    """Answers to every item on each backend, each with a seed of its own."""
+    margin: float = Field(gt=0, lt=1)
+    """Largest drop of the mean score, as a share, that may be called none: at most half of a drop that you would roll
+    back for."""
+    looks: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] = [1.0]
+    """Shares of the repeats at which the result is looked at, for instance [0.25, 0.5, 0.75, 1]."""
+    concurrency: int = Field(ge=1)
+    """Requests in flight at most, on both backends alike: no more than the specialised path takes in a step."""
+
+    @model_validator(mode="after")
+    def _looks_rise(self) -> Exam:
+        if self.looks != sorted(set(self.looks)) or self.looks[-1] != 1:
+            raise ValueError("looks must rise, and the last must be 1")
+        return self
+
+
+class Aime25(Exam):
+    """AIME 2025."""
+
+    repeats: int = Field(32, ge=1, le=1000)
+    """Answers to every item on each backend, each with a seed of its own."""
+    margin: float = Field(0.03, gt=0, lt=1)
+    """As in every exam."""
+    concurrency: int = Field(30, ge=1)
+    """All questions at once: the batch then shrinks through every size."""
+
+
+class GpqaDiamond(Exam):
+    """GPQA-Diamond."""
+
+    repeats: int = Field(16, ge=1, le=1000)
+    """Answers to every item on each backend, each with a seed of its own."""
+    margin: float = Field(0.02, gt=0, lt=1)
+    """As in every exam."""
+    concurrency: int = Field(32, ge=1)
+    """As in every exam."""
+
+
+class Mrcr(Exam):
+    """OpenAI MRCR."""
+
+    repeats: int = Field(5, ge=1, le=1000)
+    """Answers to every item on each backend, each with a seed of its own."""
+    margin: float = Field(0.03, gt=0, lt=1)
+    """As in every exam."""
+    concurrency: int = Field(1, ge=1)
+    """One item at a time: a long prompt that is read in makes decode steps standard for all others."""
+    max_context: int | None = Field(None, ge=1)
+    """Longest item, prompt and answer together, in o200k_base tokens; longer ones are left out on both backends. The
+    model counts other tokens and needs room for its thoughts besides: stay well below max-model-len."""
+
+
+class Evals(_Model):
+    """Accuracy evals: the same questions with the same seeds to both backends. For decodegate eval."""
+
+    seed: int = Field(1000, ge=0)
+    """Repeat r is sampled with seed + r."""
+    sampling: ExamSampling = ExamSampling()
+    """See ExamSampling."""
+    timeout_s: float = Field(86_400, gt=0)
+    """Longest time for one reply; a request that takes longer is not sent again."""
+    retries: int = Field(2, ge=0, le=10)
+    """How often a request that failed (no connection, HTTP 429 or 5xx) is sent again. They are counted."""
+    aime25: Aime25 | None = None
+    """See Aime25."""
+    gpqa_diamond: GpqaDiamond | None = None
+    """See GpqaDiamond."""
+    mrcr: Mrcr | None = None
+    """See Mrcr."""
+
+    @model_validator(mode="after")
+    def _some(self) -> Evals:
+        if not self.exams:
+            raise ValueError("give at least one of aime25, gpqa_diamond, mrcr")
+        return self
+
+    @property
+    def exams(self) -> dict[str, Exam]:
+        """The benchmarks to run, by name."""
+        named = {"aime25": self.aime25, "gpqa_diamond": self.gpqa_diamond, "mrcr": self.mrcr}
+        return {name: exam for name, exam in named.items() if exam is not None}
+
+
 _OURS = {
     *("model", "prompt", "messages", "system", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *("min_tokens", "ignore_eos", "n", "echo", "best_of", "stop", "logprobs", "prompt_logprobs"),
@@ -416,11 +535,13 @@ class Experiment(_Model):
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
     """Request fields sent with every turn as they are."""
     workload: Workload | None = None
-    """See Workload. Required, except for decode tables."""
+    """See Workload. Required, except for decode tables and evals."""
     replay: Replay = Replay()
     """See Replay."""
     decode: Decode | None = None
     """See Decode. For decodegate decode."""
+    evals: Evals | None = None
+    """See Evals. For decodegate eval."""
     serving: Serving = Serving()
     """See Serving."""
     backends: Backends
@@ -451,8 +572,8 @@ class Experiment(_Model):
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Experiment:
-        if self.workload is None and self.decode is None:
-            raise ValueError("give workload (for compare), decode (for decode tables), or both")
+        if self.workload is None and self.decode is None and self.evals is None:
+            raise ValueError("give workload (for compare), decode (for decode tables), evals, or several of them")
         if self.decode is not None and self.api != "completions":
             raise ValueError("decode tables send prompts of token ids: use api: completions, or leave decode out")
         return self
@@ -508,17 +629,32 @@ def experiment_of(data: dict[str, Any], *, where: str = "experiment", folder: Pa
     if experiment.workload is not None and experiment.workload.path is not None:
         path = (folder / experiment.workload.path.expanduser()).resolve()
         changes["workload"] = experiment.workload.model_copy(update={"path": path})
-    both = {
-        name: backend for name in ("baseline", "candidate") if (backend := getattr(experiment.backends, name)).steps
-    }
-    if both:
-        changes["backends"] = experiment.backends.model_copy(
-            update={
-                name: backend.model_copy(update={"steps": (folder / backend.steps.expanduser()).resolve()})
-                for name, backend in both.items()
-            }
-        )
+    if experiment.evals is not None:
+        changes["evals"] = _exams_in(experiment.evals, folder)
+    both = {name: _placed(experiment.backend(name), folder) for name in ("baseline", "candidate")}
+    changes["backends"] = experiment.backends.model_copy(update=both)
     return experiment.model_copy(update=changes)
+
+
+def _placed(backend: Backend, folder: Path) -> Backend:
+    changes: dict[str, Any] = {}
+    if backend.steps is not None:
+        changes["steps"] = (folder / backend.steps.expanduser()).resolve()
+    if backend.emulator is not None and backend.emulator.exams is not None:
+        exams = (folder / backend.emulator.exams.expanduser()).resolve()
+        changes["emulator"] = backend.emulator.model_copy(update={"exams": exams})
+    return backend.model_copy(update=changes)
+
+
+def _exams_in(evals: Evals, folder: Path) -> Evals:
+    """With the paths of its data taken from ``folder``."""
+    files = {name: exam for name, exam in evals.exams.items() if not exam.data.startswith("hub:")}
+    return evals.model_copy(
+        update={
+            name: exam.model_copy(update={"data": str((folder / Path(exam.data).expanduser()).resolve())})
+            for name, exam in files.items()
+        }
+    )
 
 
 class _Loader(yaml.SafeLoader):

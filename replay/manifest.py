@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from replay.experiment import Experiment, frozen_yaml
+from replay.experiment import Experiment, Speculating, frozen_yaml
 from replay.matching import Matching
-from replay.records import RunFacts
+from replay.records import RunFacts, Setup
+from replay.speculation import recorded
 from workloads.errors import UserError
 
 
@@ -34,6 +35,18 @@ def run_facts(experiment: Experiment, matched: Matching, *, time_scale: float) -
         emulated=any(backend.emulated for backend in matched.backends),
         salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
         time_scale=time_scale,
+    )
+
+
+def setup_facts(chosen: Speculating, matched: Matching) -> Setup:
+    """Both backends with one speculative setting, as declared or as seen."""
+    return Setup(
+        speculation=recorded(chosen),
+        backends=matched.backends,
+        matched_gpus=not matched.unmatched,
+        unmatched_reasons=matched.unmatched,
+        differences=matched.differences,
+        unverified=matched.doubts,
     )
 
 

@@ -17,17 +17,14 @@ from replay.backends import NAMES, model_name, request_headers, wire_limits
 from replay.decode_bench import check_room
 from replay.eligibility import read_config
 from replay.experiment import Decode, Experiment, Speculating, frozen_yaml
-from replay.manifest import run_facts
+from replay.manifest import run_facts, setup_facts
 from replay.preflight import Prepared, prepare
 from replay.progress import Event, Tell
-from replay.records import Cell, Profile, ProfileManifest, Setup, Speculation
-from replay.servers import Running, Servers
-from replay.speculation import recorded, with_speculation
+from replay.records import Cell, Profile, ProfileManifest
+from replay.servers import DYING_S, Running, Servers
+from replay.speculation import with_speculation
 from workloads.errors import UserError
 from workloads.rendering import Rendering
-
-_DYING_S = serving.ABANDONED_S + 5.0
-"""As in replay/attempt.py."""
 
 _WRITTEN_S = 60.0
 """Longest time until the traces of a stopped profiler are there: a shared file system may show them late."""
@@ -62,7 +59,7 @@ def measure(experiment: Experiment, run: Path, wanted: Wanted, tell: Tell, *, al
     chosen, cell = _chosen(experiment.decode, wanted)
     profiled = with_profilers(with_speculation(experiment, wanted.speculation), run, wanted.traces)
     check_room(profiled, [cell], matching.declared(profiled).told, {})
-    rundir.create(run, "profiles")
+    rundir.create(run, "profiles", resumable=False)
     with rundir.held(run), Servers(profiled, run, tell) as servers:
         try:
             prepared = prepare(profiled, servers, run / "check", tell, allow_unmatched=allow_unmatched, first=NAMES[0])
@@ -72,7 +69,7 @@ def measure(experiment: Experiment, run: Path, wanted: Wanted, tell: Tell, *, al
                 shutil.rmtree(run)
             raise
         (run / "experiment.yaml").write_text(frozen_yaml(experiment))
-        manifest = _manifest(profiled, prepared, recorded(chosen), cell)
+        manifest = _manifest(profiled, prepared, chosen, cell)
         rundir.write_json(run / "manifest.json", manifest)
         for name in NAMES:
             running = servers.running(name)
@@ -81,7 +78,7 @@ def measure(experiment: Experiment, run: Path, wanted: Wanted, tell: Tell, *, al
             try:
                 found = _profile(profiled, name, running, decoded, _folder(run, name), wanted.traces)
             except UserError as error:
-                why = servers.died(name, within_s=_DYING_S)
+                why = servers.died(name, within_s=DYING_S)
                 log = f"\nIts whole log: {running.folder / serving.LOG}" if running.folder is not None else ""
                 raise UserError(f"{name}: {error}{f': {why}' if why else ''}{log}") from None
             rundir.write_json(_folder(run, name) / "profile.json", found)
@@ -135,18 +132,11 @@ def with_profilers(experiment: Experiment, run: Path, traces: Path | None) -> Ex
     return experiment.model_copy(update={"backends": experiment.backends.model_copy(update=changed)})
 
 
-def _manifest(experiment: Experiment, prepared: Prepared, speculation: Speculation, cell: Cell) -> ProfileManifest:
+def _manifest(experiment: Experiment, prepared: Prepared, chosen: Speculating, cell: Cell) -> ProfileManifest:
     facts = run_facts(experiment, prepared.matching, time_scale=1.0)
-    setup = Setup(
-        speculation=speculation,
-        backends=facts.backends,
-        matched_gpus=facts.matched_gpus,
-        unmatched_reasons=facts.unmatched_reasons,
-        differences=facts.differences,
-        unverified=facts.unverified,
-    )
     folders = [told.get("model") for told in prepared.settings.values()] + [experiment.tokenizer]
     layers = layers_of([str(folder) for folder in folders if folder])
+    setup = setup_facts(chosen, prepared.matching)
     return ProfileManifest(**msgspec.structs.asdict(facts), setup=setup, cell=cell, layers=layers)
 
 
@@ -183,7 +173,7 @@ def _profile(
     folder.mkdir(parents=True, exist_ok=True)
     written = folder if running.server is not None or traces is None else traces
     before = _trace_files(written)
-    opened_ns, closed_ns = asyncio.run(
+    seen = asyncio.run(
         profiler.profile(running.url, request_headers(experiment, name), wire_limits(experiment), decoded)
     )
     found = await_traces(written, before)
@@ -193,8 +183,9 @@ def _profile(
     return Profile(
         backend=name,
         server=running.start,
-        opened_ns=opened_ns,
-        closed_ns=closed_ns,
+        opened_ns=seen.opened_ns,
+        closed_ns=seen.closed_ns,
+        step_s=seen.step_s,
         traces=[trace.name for trace in found],
     )
 

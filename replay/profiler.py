@@ -3,7 +3,7 @@
     all streams sent -> each has its first token -> a few steps -> /start_profile -> the steps -> /stop_profile
 
 Between the two calls no prompt is computed and no stream ends, so what the profiler records is decode steps of one
-batch. The client only counts steps here and times nothing, since a profiler slows the server between its kernels.
+batch. A profiler slows the server between its kernels, so what the client times are the few steps before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from replay.wire import Limits
 from workloads.errors import UserError
 from workloads.rendering import PATHS
 
-_SETTLING_STEPS = 5
-"""Between the last first token and the profile."""
+_TIMED_STEPS = 20
+"""Between the last first token and the profile: so many that a look's length hardly matters."""
 
 _LOOK_S = 0.001
 """Between two looks at how far the streams are: less than a step."""
@@ -68,7 +68,7 @@ class _Stream(msgspec.Struct):
 
 def fewest_tokens(steps: int, tokens_per_step: int) -> int:
     """Output tokens that a stream needs so as not to end before ``steps`` steps are profiled."""
-    return 1 + (_SETTLING_STEPS + steps) * tokens_per_step
+    return 1 + (_TIMED_STEPS + steps) * tokens_per_step
 
 
 def config(folder: str) -> dict[str, str | bool]:
@@ -83,10 +83,17 @@ def config(folder: str) -> dict[str, str | bool]:
     }
 
 
-async def profile(url: str, headers: Mapping[str, str], limits: Limits, batch: Batch) -> tuple[int, int]:
-    """Decode the batch and profile ``batch.steps`` steps of it, or a few more; returns when the server has written its
-    traces, with the monotonic ns after the profiler had started and before it was told to stop. Streams that still run
-    are then cut.
+class Profiled(msgspec.Struct, kw_only=True, frozen=True):
+    """What the client saw of a profile: as in replay.records.Profile."""
+
+    opened_ns: int
+    closed_ns: int
+    step_s: float
+
+
+async def profile(url: str, headers: Mapping[str, str], limits: Limits, batch: Batch) -> Profiled:
+    """Decode the batch, time a few steps and profile ``batch.steps`` more, or a little beyond; returns when the server
+    has written its traces. Streams that still run are then cut.
 
     Raises UserError if the server has no profiler, a request fails, or a stream ends before the profile does.
     """
@@ -105,7 +112,10 @@ async def profile(url: str, headers: Mapping[str, str], limits: Limits, batch: B
         ]
         try:
             await _advance(decoding, streams, 1)
-            await _advance(decoding, streams, _SETTLING_STEPS)
+            begun_ns, before = time.monotonic_ns(), sum(stream.steps for stream in streams)
+            await _advance(decoding, streams, _TIMED_STEPS)
+            taken = (sum(stream.steps for stream in streams) - before) / len(streams)
+            step_s = (time.monotonic_ns() - begun_ns) * 1e-9 / taken
             async with _profiler(http):
                 opened_ns = time.monotonic_ns()
                 await _advance(decoding, streams, batch.steps)
@@ -114,7 +124,7 @@ async def profile(url: str, headers: Mapping[str, str], limits: Limits, batch: B
             for task in decoding:
                 task.cancel()
             await asyncio.gather(*decoding, return_exceptions=True)
-    return opened_ns, closed_ns
+    return Profiled(opened_ns=opened_ns, closed_ns=closed_ns, step_s=step_s)
 
 
 @asynccontextmanager

@@ -471,6 +471,9 @@ class Profile(msgspec.Struct, kw_only=True):
     """Moments after the server had started its profiler and before it was told to stop it, while all streams
     decoded."""
     closed_ns: int
+    step_s: float | None = None
+    """Seconds of a decode step just before, without the profiler: mean over some steps, by the client, good to a few
+    percent; null if it was not measured."""
     traces: list[str]
     """Files, relative to the profile's folder."""
 

@@ -1,7 +1,7 @@
 """The run directory on disk: made, continued, appended to. Its layout is described in replay/records.py.
 
 Every state change is one atomic rename; every record is one appended line. Whatever the moment of a kill, what is
-there can be read, and a block counts only once its block.json says finished.
+there can be read, and a block or window counts only once its record says finished.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
     os.replace(temporary, path)
 
 
-def create(run: Path, parts: str) -> None:
-    """Make an empty run directory, with a folder for its ``parts``: blocks or windows. Raises UserError if there is
-    something in the way."""
+def create(run: Path, parts: str, *, resumable: bool = True) -> None:
+    """Make an empty run directory, with a folder for its ``parts``: blocks, windows or profiles. Raises UserError if
+    there is something in the way."""
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file: name a folder to be made with --run")
     if run.exists() and any(run.iterdir()) and not (run / "manifest.json").exists() and (run / parts).is_dir():
         raise UserError(f"{run} is what a run left that ended before it measured anything: delete it, or name another")
     if run.exists() and any(run.iterdir()):
-        raise UserError(f"{run} exists and is not empty: name another with --run, or continue it with --resume")
+        resume = ", or continue it with --resume" if resumable else ""
+        raise UserError(f"{run} exists and is not empty: name another with --run{resume}")
     (run / parts).mkdir(parents=True)
 
 

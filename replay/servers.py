@@ -22,6 +22,9 @@ from replay.progress import Event, Tell
 from replay.records import Command
 from workloads.errors import UserError
 
+DYING_S = serving.ABANDONED_S + 5.0
+"""A server whose port is closed may take so long to end: then its log is quoted."""
+
 _LEFT_S = 15.0
 """Servers of a run that was killed are gone by then: their guards give them 5 s."""
 

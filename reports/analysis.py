@@ -36,6 +36,7 @@ from reports.measures import KEY, MEASURES, CountSource, Measure, count_source, 
 from reports.pairs import Pairs, complete, pair_up
 from reports.run import LoadedBlock, Run, SetAside, load
 from reports.series import Series, TimePoint, context_points, distributions, pair_points, time_points
+from reports.stamps import stamps
 from workloads.errors import UserError
 
 PERCENTILES = [0.5, 0.9, 0.99]
@@ -242,7 +243,7 @@ def analyse_run(run: Run, thresholds: Thresholds) -> Analysis:
         name=run.manifest.name,
         created_utc=run.manifest.created_utc,
         decodegate_version=run.manifest.decodegate_version,
-        stamps=_stamps(run),
+        stamps=stamps(run.manifest),
         emulated=run.manifest.emulated,
         matched_gpus=run.manifest.matched_gpus,
         time_scale=scale,
@@ -521,15 +522,3 @@ def _plan(run: Run) -> PlanSummary:
         turns=plan.turns,
         lost=plan.lost,
     )
-
-
-def _stamps(run: Run) -> list[str]:
-    stamps = []
-    if run.manifest.emulated:
-        faster = f", clock {run.manifest.time_scale:g} times as fast" if run.manifest.time_scale != 1 else ""
-        stamps.append(
-            f"EMULATED: these figures come from the embedded emulator{faster}; they say nothing about hardware"
-        )
-    if not run.manifest.matched_gpus:
-        stamps.append("not matched: does not isolate the decode path")
-    return stamps

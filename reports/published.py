@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from replay.records import Backend, Cell, Setup
+
 Metric = Literal["total decode tokens/s", "P90 interactivity", "kernels per layer", "µs per layer"]
 """P90 interactivity is in tokens/s/user."""
 
@@ -168,6 +170,24 @@ ROWS: tuple[Row, ...] = (
         note=_SHOWN,
     ),
 )
+
+
+def setting(setup: Setup, backend: Backend, cell: Cell) -> Setting:
+    """Under what one backend of a setup decodes a cell."""
+    rule = next((each.path.model for each in setup.backends if each.path), None)
+    speculation = setup.speculation
+    return Setting(
+        model=" ".join(str(name) for name in (backend.settings.get("model"), rule) if name) or None,
+        gpu_kind=backend.gpus.kind if backend.gpus else None,
+        gpus=backend.gpus.count if backend.gpus else None,
+        layout=backend.gpus.layout if backend.gpus else {},
+        batch=cell.batch,
+        method=speculation.method,
+        draft_tokens=speculation.draft_tokens,
+        acceptance_length=speculation.acceptance_length,
+        input_tokens=cell.input_tokens,
+        output_tokens=cell.output_tokens,
+    )
 
 
 def beside(own: Setting, metric: Metric) -> list[Beside]:

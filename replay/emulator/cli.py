@@ -35,6 +35,7 @@ def emulate(
     keep_alive_s: float = 5.0,
     seed: int = 0,
     model: str = "emulated",
+    exams: Path | None = None,
     port: int = 0,
     log_dir: Path | None = None,
 ) -> None:
@@ -59,9 +60,11 @@ def emulate(
     keep_alive_s
         Idle connections are closed after this many seconds.
     seed
-        Seed of the language and of random acceptance.
+        Seed of the language, of random acceptance and of luck in exams.
     model
         The model name that requests must ask for.
+    exams
+        JSON file of questions that it answers right with given probabilities (replay/emulator/exams.py).
     port
         Port to listen on; 0: any free one.
     log_dir
@@ -83,6 +86,7 @@ def emulate(
         keep_alive_s=keep_alive_s,
         seed=seed,
         model=model,
+        exams=str(exams) if exams is not None else None,
     )
 
     def announce(ready: Ready) -> None:

@@ -1,12 +1,12 @@
 """How replies are put on the wire: three APIs, each as a stream of events or as one body.
 
-A reply's chunks are pieced together from bytes made beforehand; the emulator's tokens are plain ASCII words, so their
-text needs no JSON escaping.
+A reply's chunks are pieced together from bytes made beforehand.
 """
 
 from __future__ import annotations
 
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Sequence as Tokens
 from typing import Any, Protocol
 
@@ -16,8 +16,12 @@ from replay.emulator import language
 from replay.emulator.requests import Ask
 from replay.emulator.scheduler import Sequence
 
-TEXT = ["" if token < language.FIRST_WORD else text for token, text in enumerate(language.TOKENS)]
-"""What each token shows: special tokens nothing."""
+PIECES = [
+    *[b""] * language.FIRST_BYTE,
+    *(bytes([byte]) for byte in range(256)),
+    *(text.encode() for text in language.TOKENS[language.FIRST_BYTE + 256 :]),
+]
+"""What each token shows, as UTF-8: special tokens nothing."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -47,12 +51,14 @@ class _Text:
         self._sequence = sequence
         self._hold = max(map(len, sequence.stops), default=1) - 1  # characters that may begin a stop string
         self._kept = ""
+        self._decoder = getincrementaldecoder("utf-8")("replace")  # a character's bytes may come in several chunks
 
     def split(self, tokens: Tokens[int], first: int) -> tuple[str, str]:
         """Return (thought, answer) of tokens of which the first is output token number ``first``."""
         border = max(0, self._sequence.answer_from - first)
-        thought = "".join([TEXT[token] for token in tokens[:border]])
-        answer = "".join([TEXT[token] for token in tokens[border:]])
+        thought = b"".join([PIECES[token] for token in tokens[:border]]).decode()
+        ended = self._sequence.finish is not None
+        answer = self._decoder.decode(b"".join([PIECES[token] for token in tokens[border:]]), ended)
         return thought, self._released(answer) if self._sequence.stops else answer
 
     def _released(self, text: str) -> str:
@@ -136,13 +142,13 @@ class OpenAIReply:
                 prompt_ids = b""
         parts.append(self._start)
         if not self._chat:
-            parts.append(b'"text":"%b"' % answer.encode())
+            parts.append(b'"text":%b' % encode(answer))
         elif not thought:
-            parts.append(b'"delta":{"content":"%b"}' % answer.encode())
+            parts.append(b'"delta":{"content":%b}' % encode(answer))
         elif not answer:
-            parts.append(b'"delta":{"reasoning":"%b"}' % thought.encode())
+            parts.append(b'"delta":{"reasoning":%b}' % encode(thought))
         else:
-            parts.append(b'"delta":{"reasoning":"%b","content":"%b"}' % (thought.encode(), answer.encode()))
+            parts.append(b'"delta":{"reasoning":%b,"content":%b}' % (encode(thought), encode(answer)))
         if sequence.finish is None:
             parts.append(b',"logprobs":null,"finish_reason":null,"stop_reason":null')
         else:
@@ -172,7 +178,8 @@ class OpenAIReply:
         finish, stop = map(msgspec.Raw, self._finish())
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish, "stop_reason": stop}
         if self._chat:
-            choice["message"] = {"role": "assistant", "reasoning": thought or None, "content": answer}
+            content = answer or (None if self._sequence.script else "")
+            choice["message"] = {"role": "assistant", "reasoning": thought or None, "content": content}
         else:
             choice["text"] = answer
         if self._ask.return_token_ids:

@@ -45,6 +45,8 @@ class Ask(msgspec.Struct, kw_only=True):
     continuous_usage: bool
     return_token_ids: bool
     thinking: bool
+    question: str = ""
+    """Of a chat: its last message of a user."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -193,7 +195,9 @@ def chat(data: bytes) -> Ask:
     thinking = bool(body.chat_template_kwargs and body.chat_template_kwargs.thinking)
     prompt = _chat_tokens(body.messages, "", body.tools, thinking)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    return _sampled(body, "chat", prompt, limit, thinking=thinking)
+    ask = _sampled(body, "chat", prompt, limit, thinking=thinking)
+    ask.question = next((_content(turn.content) for turn in reversed(body.messages) if turn.role == "user"), "")
+    return ask
 
 
 def messages(data: bytes) -> Ask:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Sequence:
 
     __slots__ = (
         "answer_from",
+        "at_once",
         "block_start",
         "cached",
         "computed",
@@ -45,6 +47,7 @@ class Sequence:
         "prompt",
         "queued_ns",
         "scheduled_ns",
+        "script",
         "seed",
         "specialised_tokens",
         "stop_reason",
@@ -65,10 +68,14 @@ class Sequence:
         seed: int = 0,
         stops: tuple[str, ...] = (),
         answer_from: int = 0,
+        script: Tokens[int] = (),
+        at_once: int = 1,
     ) -> None:
         """``limit``: output tokens at which it ends, with ``limit_finish``. ``may_end``: the language may end the reply
         earlier, after ``min_tokens``. ``answer_from``: output tokens before this one are thought, and stop strings are
-        looked for after them. ``deliver`` is called with the tokens of each step that yields some."""
+        looked for after them. ``script``: what it says, down to the limit or the end of the text; empty: what the
+        language does. ``at_once``: tokens that come with the end of the prompt. ``deliver`` is called with the tokens
+        of each step that yields some."""
         self.prompt = prompt
         self.limit = limit
         self.limit_finish = limit_finish
@@ -77,6 +84,8 @@ class Sequence:
         self.seed = seed
         self.stops = stops
         self.answer_from = answer_from
+        self.script = script
+        self.at_once = at_once
         self.deliver = deliver
         self.finish: Finish | None = None
         self.stop_reason: str | None = None
@@ -212,7 +221,7 @@ class Scheduler:
             if sequence.finish is not None or sequence.computed < len(sequence.prompt):
                 continue
             if of_prompt:
-                tokens = self._generate(sequence, 1)  # the end of a prompt gives the first token
+                tokens = self._generate(sequence, sequence.at_once)  # the end of a prompt gives the first token
             else:
                 accepted = min(self.accepted(sequence.decode_steps, sequence.context), count)
                 sequence.decode_steps += 1
@@ -278,6 +287,31 @@ class Scheduler:
         sequence.private -= 1
 
     def _generate(self, sequence: Sequence, wanted: int) -> list[int]:
+        tokens = self._recite(sequence, wanted) if sequence.script else self._speak(sequence, wanted)
+        if self.caching:
+            size = self.profile.block_size
+            sequence.tail.extend(tokens)
+            full = (len(sequence.tail) - 1) // size * size  # the newest token is not computed yet, so it fills no block
+            for start in range(0, full, size):
+                parent = sequence.held[-1] if sequence.held else ROOT
+                block = array("i", sequence.tail[start : start + size])
+                self._publish(sequence, block_hash(parent, block.tobytes()))
+            del sequence.tail[:full]
+        if sequence.finish is not None:
+            self._leave(sequence)
+        return tokens
+
+    def _recite(self, sequence: Sequence, wanted: int) -> list[int]:
+        start = sequence.output
+        tokens = list(sequence.script[start : min(start + wanted, sequence.limit)])
+        sequence.output += len(tokens)
+        if tokens[-1] == language.EOS:
+            self._finish(sequence, "stop")
+        elif sequence.output >= sequence.limit:
+            self._finish(sequence, sequence.limit_finish)
+        return tokens
+
+    def _speak(self, sequence: Sequence, wanted: int) -> list[int]:
         tokens = []
         for _ in range(wanted):
             may_end = sequence.may_end and sequence.output >= sequence.min_tokens
@@ -291,15 +325,6 @@ class Scheduler:
             if sequence.output >= sequence.limit:
                 self._finish(sequence, sequence.limit_finish)
                 break
-        if self.caching:
-            size = self.profile.block_size
-            sequence.tail.extend(tokens)
-            while len(sequence.tail) > size:  # the newest token has not been computed yet, so it fills no block
-                parent = sequence.held[-1] if sequence.held else ROOT
-                self._publish(sequence, block_hash(parent, array("i", sequence.tail[:size]).tobytes()))
-                del sequence.tail[:size]
-        if sequence.finish is not None:
-            self._leave(sequence)
         return tokens
 
     def _stopped(self, sequence: Sequence, token: int) -> bool:

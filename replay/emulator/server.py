@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from replay.emulator import faults, metrics, replies, requests
+from replay.emulator import exams, faults, metrics, replies, requests
 from replay.emulator.engine import Engine
 from replay.emulator.faults import picks
 from replay.emulator.noise import text_number
@@ -67,6 +67,7 @@ class Service:
         self.engine = Engine(settings, truth)
         self.profile = self.engine.scheduler.profile
         self.faults = faults.parse(settings.faults)
+        self.exams = exams.load(Path(settings.exams)) if settings.exams is not None else []
         self.fingerprint = fingerprint(settings)
         self.version = f"{_version()}+decodegate.emulator"
         self.numbers = count(1)
@@ -144,6 +145,10 @@ class Service:
         limit_finish: Finish = "length"
         min_tokens, may_end = ask.min_tokens, not ask.ignore_eos
         answer_from = limit // 2 if ask.thinking else 0  # half of the budget goes into thought
+        seed = requests.sampling_seed(ask, self.settings.seed, request_id)
+        script = self._script(ask, limit, seed)
+        if script is not None:
+            limit, answer_from = min(limit, len(script.tokens)), script.thought
         if (ask.ignore_eos or ask.min_tokens) and "ignore-ignore-eos" in self.faults:
             limit, limit_finish = max(1, limit // 2), "stop"
             min_tokens = 0
@@ -155,10 +160,19 @@ class Service:
             limit_finish=limit_finish,
             min_tokens=min_tokens,
             may_end=may_end,
-            seed=requests.sampling_seed(ask, self.settings.seed, request_id),
-            stops=ask.stops,
+            seed=seed,
+            stops=() if script else ask.stops,
             answer_from=answer_from,
+            script=script.tokens if script else (),
+            at_once=script.thought + 1 if script and not ask.stream else 1,
         )
+
+    def _script(self, ask: Ask, limit: int, seed: int) -> exams.Script | None:
+        question = None if ask.ignore_eos else exams.find(self.exams, ask.question)
+        if question is None:
+            return None
+        specialised = self.settings.decode_backend == "latency_specialized"
+        return exams.reply(question, ask.question, limit, seed, specialised=specialised)
 
     async def _stream(
         self,

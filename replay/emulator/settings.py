@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import msgspec
 
-from replay.emulator import faults, profiles, speculation
+from replay.emulator import exams, faults, profiles, speculation
 from replay.emulator.profiles import DecodeBackend, Profile
 from replay.emulator.speculation import Speculation
 from workloads.errors import UserError
@@ -32,6 +33,8 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     seed: int = 0
     model: str = "emulated"
     """Name that requests must ask for."""
+    exams: str | None = None
+    """File of questions that it knows (replay/emulator/exams.py)."""
 
 
 def resolve(settings: EmulatorSettings) -> Profile:
@@ -50,6 +53,8 @@ def resolve(settings: EmulatorSettings) -> Profile:
     if settings.keep_alive_s <= 0:
         raise UserError(f"keep_alive_s is {settings.keep_alive_s:g}; it must be above 0")
     faults.parse(settings.faults)
+    if settings.exams is not None:
+        exams.load(Path(settings.exams))
     drafts = settings.speculation
     if drafts is not None:
         speculation.check(drafts)
@@ -69,5 +74,9 @@ def resolve(settings: EmulatorSettings) -> Profile:
 
 
 def fingerprint(settings: EmulatorSettings) -> str:
-    """Return the ``system_fingerprint``: it says that this is emulated, and changes with the settings."""
+    """Return the ``system_fingerprint``: it says that this is emulated, and changes with the settings and with what a
+    file of exams holds, wherever that lies."""
+    if settings.exams is not None:
+        content = hashlib.sha256(Path(settings.exams).read_bytes()).hexdigest()
+        settings = msgspec.structs.replace(settings, exams=content)
     return f"decodegate-emulator-{hashlib.sha256(msgspec.json.encode(settings)).hexdigest()[:8]}"

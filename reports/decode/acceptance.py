@@ -20,7 +20,9 @@ FORMULAS = {
     "Tokens per step, from usage": "Σ (O − c1) / Σ (chunks − 1) over the streams.",
     "Tokens per step, from counters": "G / S over the whole window by the server's /metrics: G, generation tokens less "
     "first tokens; S, the requests' decode steps: G − accepted draft tokens, or drafts, if those are more (drafts are "
-    "accepted beyond a reply's last token, too). Without counters of drafts S is G: the server does not speculate.",
+    "accepted beyond a reply's last token, too). With a drafter that does not draft in every step (ngram) drafts are "
+    "too few to tell, and what is accepted beyond a reply's last token makes this count too high. Without counters of "
+    "drafts S is G: the server does not speculate.",
     "Steps per second": "Decode rate / (batch × tokens per step).",
 }
 

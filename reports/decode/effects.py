@@ -11,8 +11,10 @@ from scipy import stats
 LEVEL = 0.95
 
 FORMULAS = {
-    "Level": "Arithmetic mean over the windows with a result; the 95 % interval is Student's t over windows.",
-    "Ratio": "exp(mean of log candidate − mean of log baseline) over windows; the 95 % interval is Welch's.",
+    "Level": "Geometric mean, exp(mean of log rate), over the windows with a result; the 95 % interval is Student's t "
+    "over windows, on the log scale, as the ratio's: it stays above 0.",
+    "Ratio": "exp(mean of log candidate − mean of log baseline) over windows, which is candidate's level / baseline's; "
+    "the 95 % interval is Welch's, on the log scale.",
     "Noise floor": "What passes over the cells (each with its own start of the server, where the backend changes in "
     "between) differ by anyway: from the means of each pass of a backend, their pooled standard deviation on the log "
     "scale, times the t quantile of its degrees of freedom, times √(1 / passes + 1 / passes). No effect below it is "
@@ -39,15 +41,16 @@ class Noise(msgspec.Struct, frozen=True):
 
 
 def level(values: list[float]) -> Estimate:
-    """Mean over windows, with its t interval."""
+    """Geometric mean over windows, with the t interval of the log scale."""
     n = len(values)
     if not n:
         return Estimate(None, None, None, 0, "no window with a result")
-    mean = float(np.mean(values))
+    logs = np.log(values)
+    value = math.exp(float(logs.mean()))
     if n == 1:
-        return Estimate(mean, None, None, 1, "no interval: one window")
-    reach = _t(n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return Estimate(mean, mean - reach, mean + reach, n)
+        return Estimate(value, None, None, 1, "no interval: one window")
+    reach = _t(n - 1) * float(logs.std(ddof=1)) / math.sqrt(n)
+    return Estimate(value, value * math.exp(-reach), value * math.exp(reach), n)
 
 
 def ratio(baseline: list[float], candidate: list[float]) -> Estimate:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from reports.charts.chart import svg_of
-from reports.decode.analysis import Analysis, CellResult, Published, Side, Table
+from reports.decode.analysis import Analysis, Published, Table
+from reports.decode.cells import CellResult, Side
 from reports.decode.charts import drawn
 from reports.decode.effects import Estimate
 from reports.decode.windows import WindowResult

@@ -13,7 +13,7 @@ from reports.gates.gate import Thresholds
 Status = Literal["specialised", "standard decode", "unknown"]
 
 
-class Path(msgspec.Struct, frozen=True, kw_only=True):
+class DecodePath(msgspec.Struct, frozen=True, kw_only=True):
     """``share``: of decode tokens in the common decode windows that are ``counted``; null where no log tells.
     ``full_graphs``: of decode tokens, those of steps in FULL graphs; null where it is unknown."""
 
@@ -25,14 +25,16 @@ class Path(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-def path_of(backend: Backend, both: list[Backend], cell: Cell, stretches: list[Stretch], limits: Thresholds) -> Path:
+def path_of(
+    backend: Backend, both: list[Backend], cell: Cell, stretches: list[Stretch], limits: Thresholds
+) -> DecodePath:
     """The path of one backend's common decode windows. ``both``: baseline and candidate with the cell's speculation.
     Raises UserError for a damaged log."""
     rule = rule_for(backend, both)
     seen = covered(backend, rule, stretches) if stretches else None
     log = seen if seen is not None and seen.measured else None
     status, measured, why = _status(backend, rule, cell, log, limits)
-    return Path(
+    return DecodePath(
         status=status,
         measured=measured,
         share=log.total.share if log and log.total else None,

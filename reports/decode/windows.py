@@ -80,13 +80,8 @@ def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float)
     streams = streams_of(loaded, turns)
     why = _spoilt(loaded, turns, cell)
     found = common(streams) if streams and not why else None
-    if not why and found is None:
-        why.append("its streams never all decoded at once: raise decode.output_tokens")
-    elif found is not None and found.steps < FEWEST_STEPS:
-        why.append(
-            f"its streams all decoded at once for {found.steps} steps only, fewer than {FEWEST_STEPS}: raise "
-            "decode.output_tokens"
-        )
+    if not why and (found is None or found.steps < FEWEST_STEPS):
+        why.append(f"{_too_short(found, cell.batch)}: raise decode.output_tokens")
     lag, limit = _lag(loaded, found)
     notes: list[str] = []
     if lag is not None and limit is not None and lag > limit:
@@ -154,6 +149,13 @@ def _spoilt(loaded: LoadedWindow, turns: pl.DataFrame, cell: Cell) -> list[str]:
     if wrong := disagreeing(loaded, ok):
         why.append(f"{wrong} of {cell.batch} streams have chunks that are not those of their record")
     return why
+
+
+def _too_short(found: Common | None, batch: int) -> str:
+    if found is None:
+        return "its streams never all decoded at once" if batch > 1 else "all tokens of its stream came at one moment"
+    decoded = "its streams all decoded at once" if batch > 1 else "its stream decoded"
+    return f"{decoded} for {found.steps} steps only, fewer than {FEWEST_STEPS}"
 
 
 def uncached_all(turns: pl.DataFrame) -> int | None:

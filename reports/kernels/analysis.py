@@ -10,13 +10,16 @@ import msgspec
 
 from replay.records import Backend, Cell, Profile, ProfileManifest, Setup, Speculation
 from reports import gpus, published
+from reports.coverage import SPECIALISED
 from reports.kernels.kineto import read_first
 from reports.kernels.layers import Layers, Spread, layers
 from reports.run import read, read_manifest
+from reports.speculation import label
 from reports.stamps import stamps
 from workloads.errors import UserError
 
-SPECIALISED = "latency_specialized"
+_SLOWED = 1.2
+"""A profiled step that is so much longer than one without the profiler is the profiler's work."""
 
 FORMULAS = {
     "Layer": "the unit of kernels that repeats most within decode steps, divided by the layers that it holds",
@@ -24,8 +27,10 @@ FORMULAS = {
     "Busy": "the part of the wall in which a kernel, copy or fill runs on the device, on any stream",
     "Gap": "wall − busy",
     "Overlap": "sum of the durations of a unit’s kernels, copies and fills − busy",
-    "Step": "start to start of a kernel that runs once in each step",
-    "Outside layers": "median step − complete units in a step × median wall of a unit",
+    "Step, profiled": "start to start of a kernel that runs once in each step",
+    "Step, without the profiler": "by the client, just before the profiler ran: the time of some decode steps / their "
+    "number; good to a few percent",
+    "Outside layers": "median profiled step − complete units in a step × median wall of a unit",
 }
 
 
@@ -37,6 +42,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     decode_backend: str | None
     gpus: str | None
     command: str | None
+    step_s: float | None
+    """Of a step just before the profiler ran, by the client; null: unknown."""
     trace: str
     traces: int
     """Traces that there were."""
@@ -114,7 +121,15 @@ def analyse_traces(baseline: Path, candidate: Path, model_layers: int | None) ->
     def side(role: Literal["baseline", "candidate"], path: Path) -> Side:
         found = layers(read_first([path]), model_layers)
         return Side(
-            name=role, role=role, decode_backend=None, gpus=None, command=None, trace=str(path), traces=1, layers=found
+            name=role,
+            role=role,
+            decode_backend=None,
+            gpus=None,
+            command=None,
+            step_s=None,
+            trace=str(path),
+            traces=1,
+            layers=found,
         )
 
     sides = (side("baseline", baseline), side("candidate", candidate))
@@ -147,6 +162,7 @@ def _side(run: Path, backend: Backend, index: int, model_layers: int | None) -> 
         decode_backend=backend.decode_backend,
         gpus=gpus.declared(backend),
         command=shlex.join(backend.command) or None,
+        step_s=profile.step_s,
         trace=str(activity.path.relative_to(run)),
         traces=len(profile.traces),
         layers=layers(activity, model_layers),
@@ -154,12 +170,8 @@ def _side(run: Path, backend: Backend, index: int, model_layers: int | None) -> 
 
 
 def _decoded(cell: Cell, speculation: Speculation) -> str:
-    drafts = "no speculation"
-    if speculation.draft_tokens:
-        drafts = f"{speculation.method or 'speculation'} with {speculation.draft_tokens} draft tokens"
-        if speculation.acceptance_length is not None:
-            drafts += f", synthetic acceptance length {speculation.acceptance_length:g}"
-    return f"batch {cell.batch}, {cell.input_tokens:,} input and {cell.output_tokens:,} output tokens each, {drafts}"
+    tokens = f"{cell.input_tokens:,} input and {cell.output_tokens:,} output tokens each"
+    return f"batch {cell.batch}, {tokens}, {label(speculation)}"
 
 
 def _rows(baseline: Side, candidate: Side) -> list[Row]:
@@ -176,7 +188,8 @@ def _rows(baseline: Side, candidate: Side) -> list[Row]:
         row("µs per layer, busy", one.busy, other.busy),
         row("µs per layer, gap", one.gap, other.gap),
         row("µs per layer, overlap", one.overlap, other.overlap, compared=False),
-        row("µs per step", one.step, other.step),
+        row("µs per step, profiled", one.step, other.step),
+        row("µs per step, without the profiler", *(_us(side.step_s) for side in (baseline, candidate))),
         row("µs per step, outside layers", one.outside_us, other.outside_us),
         row("Kernels per repeating unit", one.kernels_per_unit, other.kernels_per_unit, compared=False),
         row("Layers per repeating unit", one.layers_per_unit, other.layers_per_unit, compared=False),
@@ -190,9 +203,20 @@ def _rows(baseline: Side, candidate: Side) -> list[Row]:
     return rows
 
 
+def _us(seconds: float | None) -> float | None:
+    return seconds * 1e6 if seconds is not None else None
+
+
 def _notes(sides: tuple[Side, Side]) -> list[str]:
     one, other = (side.layers for side in sides)
     notes = [f"{side.name}: {note}" for side in sides for note in side.layers.notes]
+    for side in sides:
+        profiled, before = side.layers.step, _us(side.step_s)
+        if profiled and before and profiled.median > _SLOWED * before:
+            notes.append(
+                f"{side.name}: the profiler made a step {profiled.median / before:.1f} times as long, as it slows "
+                "launches of kernels outside CUDA graphs: walls and gaps are those of a profiled step, busy is not"
+            )
     if one.layers_per_unit == other.layers_per_unit and one.units_per_step != other.units_per_step:
         notes.append(
             f"units per step differ, {_known(one.units_per_step)} against {_known(other.units_per_step)}: the two may "
@@ -217,7 +241,7 @@ def _published(sides: tuple[Side, Side], setup: Setup, cell: Cell) -> list[Publi
     other = [] if as_published else [f"decode backends: {backends[0]} and {backends[1]} here"]
     found = []
     for metric, (here, there) in own.items():
-        seen = [published.beside(_setting(setup, backend, cell), metric) for backend in setup.backends]
+        seen = [published.beside(published.setting(setup, backend, cell), metric) for backend in setup.backends]
         for first, second in zip(*seen, strict=True):
             differs = list(dict.fromkeys(first.differs + second.differs)) + other
             found.append(
@@ -230,19 +254,3 @@ def _published(sides: tuple[Side, Side], setup: Setup, cell: Cell) -> list[Publi
                 )
             )
     return found
-
-
-def _setting(setup: Setup, backend: Backend, cell: Cell) -> published.Setting:
-    rule = next((each.path.model for each in setup.backends if each.path), None)
-    return published.Setting(
-        model=" ".join(str(name) for name in (backend.settings.get("model"), rule) if name) or None,
-        gpu_kind=backend.gpus.kind if backend.gpus else None,
-        gpus=backend.gpus.count if backend.gpus else None,
-        layout=backend.gpus.layout if backend.gpus else {},
-        batch=cell.batch,
-        method=setup.speculation.method,
-        draft_tokens=setup.speculation.draft_tokens,
-        acceptance_length=setup.speculation.acceptance_length,
-        input_tokens=cell.input_tokens,
-        output_tokens=cell.output_tokens,
-    )

@@ -253,7 +253,8 @@ def _layers_per_unit(model_layers: int | None, units_per_step: float | None) -> 
     if round(each * units_per_step) != model_layers:
         notes.append(
             f"{units_per_step:g} complete units of {each} in a step are {each * units_per_step:g} of the model's "
-            f"{model_layers} layers: the others run other kernels, and are counted as outside layers"
+            f"{model_layers} layers: the others run other kernels (a first or last one that is fused with what lies "
+            "beside it, say), and are counted as outside layers"
         )
     return each, notes
 

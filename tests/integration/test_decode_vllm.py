@@ -31,7 +31,12 @@ BATCHES = [1, 2, 4]
 INPUT, OUTPUT = 24, 300
 SLEEP_MS = 5
 """Each step takes so much longer: without it a client on a busy machine gets several steps at once."""
-BUSY = ("the client's event loop was", "its streams never all decoded at once", "no interval: one window")
+BUSY = (
+    "the client's event loop was",
+    "its streams never all decoded at once",
+    "all tokens of its stream came at one moment",
+    "no interval: one window",
+)
 """Why a busy machine may leave a window, or a cell, without a result."""
 DRAFTS = 4
 NGRAM = {"method": "ngram", "draft_tokens": DRAFTS, "options": {"prompt_lookup_max": 4, "prompt_lookup_min": 2}}

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from replay.compare import run_blocks, start_run
-from replay.experiment import Experiment
+from replay.experiment import Experiment, experiment_of
 from replay.plan import read_plan
 from replay.preflight import prepare
 from replay.progress import Event
@@ -461,6 +461,18 @@ def test_check_offline_lists_all_that_speaks_against(tmp_path: Path, scratch: Pa
     assert "kv-cache-dtype: fp8 against not set" in said
     assert "compare will refuse them" in said
     assert "--allow-unmatched" not in said
+
+
+def test_check_speaks_of_what_the_file_is_for(tmp_path: Path, scratch: Path) -> None:
+    decode = {"batch": [1], "output_tokens": [20]}
+    both = declared_otherwise(tmp_path).model_dump(mode="json") | {"decode": decode}
+    both["backends"].pop("both", None)
+    code, said = check(experiment_of(both), tmp_path, "--offline")
+    assert code == 3
+    assert "compare and decode will refuse without --allow-unmatched" in said
+    code, said = check(experiment_of(both | {"workload": None}), tmp_path, "--offline")
+    assert code == 3
+    assert ": decode will refuse without --allow-unmatched" in said
 
 
 def test_check_of_unmatched_backends_goes_on_to_the_servers(tmp_path: Path, scratch: Path) -> None:

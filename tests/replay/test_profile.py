@@ -115,6 +115,8 @@ def test_a_run_holds_a_profile_of_each_backend_with_its_own_traces(traces: Path,
         kept = msgspec.json.decode((folder / "profile.json").read_bytes(), type=Profile)
         assert (kept.backend, kept.server) == (name, None)
         assert 0 < kept.opened_ns < kept.closed_ns
+        assert kept.step_s is not None
+        assert kept.step_s > 0.001, "a step takes 2 ms, or longer on a busy machine"
         assert sorted(path.name for path in folder.glob("*.gz")) == kept.traces
         found[name] = kept.traces
     assert found["baseline"] == ["rank0.0.pt.trace.json.gz", "rank1.0.pt.trace.json.gz"]
@@ -184,11 +186,11 @@ SERVE = {"command": ["vllm", "serve", "played"], "port": 8000}
         (described(), Wanted(), "--traces must name the folder"),
         (described(), Wanted(traces=Path("/no/such")), "--traces must name the folder"),
         (described(), Wanted(speculation=1), "--speculation 1: decode.speculation has 1"),
-        (described(output_tokens=[50]), Wanted(steps=50), "must last for 56 tokens"),
+        (described(output_tokens=[50]), Wanted(steps=50), "must last for 71 tokens"),
         (
             described(speculation=[{"draft_tokens": 7}]),
             Wanted(steps=50),
-            r"output_tokens is 200: streams must last for 441 tokens",
+            r"output_tokens is 200: streams must last for 561 tokens",
         ),
         (
             described(both={"serve": {**SERVE, "options": {"profiler_config.profiler": "torch"}}}),
@@ -202,6 +204,13 @@ def test_what_cannot_be_profiled_is_refused(experiment: Experiment, wanted: Want
     with pytest.raises(UserError, match=told):
         profile.measure(experiment, tmp_path / "run", wanted, silent)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_there_is_not_to_be_resumed(traces: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "manifest.json").touch()
+    with pytest.raises(UserError, match=r"is not empty: name another with --run$"):
+        profile.measure(described(), tmp_path / "run", Wanted(steps=STEPS, traces=traces), silent)
 
 
 def test_an_experiment_without_decode_is_refused(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def server(
 
 def profiled(
     url: str, *, steps: int = 10, streams: int = 3, output: int = OUTPUT, tokens_per_step: int = 1
-) -> tuple[int, int]:
+) -> profiler.Profiled:
     def body(output: int) -> bytes:
         return json.dumps({"prompt": [1], "max_tokens": output, "stream": True}).encode()
 
@@ -81,7 +81,7 @@ def sorted_out(played: ScriptedServer) -> tuple[list[Request], list[Request], Re
 
 def test_the_profiler_runs_while_all_streams_decode() -> None:
     with serve(server()) as played:
-        opened_ns, closed_ns = profiled(played.url)
+        seen = profiled(played.url)
     warmup, measured, start, stop = sorted_out(played)
     assert len(warmup) == len(measured) == 3
     assert max(at for request in warmup for at, _ in request.sent) < min(request.came_ns for request in measured)
@@ -90,7 +90,7 @@ def test_the_profiler_runs_while_all_streams_decode() -> None:
         assert sum(at < start.came_ns for at in sent) > 5, "its first token, and a few steps"
         assert sum(start.came_ns < at < stop.came_ns for at in sent) >= 10
         assert len(sent) < OUTPUT, "cut, since nothing is wanted of it any more"
-    assert start.came_ns < opened_ns < closed_ns < stop.came_ns
+    assert start.came_ns < seen.opened_ns < seen.closed_ns < stop.came_ns
     last = measured[-1].sent
     assert sum(start.came_ns < at < stop.came_ns for at, _ in last) < 50, "and no longer than asked for"
 
@@ -110,14 +110,25 @@ def test_steps_are_counted_from_tokens(each: int, usages: bool, per_step: int, e
     assert events - 2 <= sum(start.came_ns < at < stop.came_ns for at, _ in only.sent) <= events + 10
 
 
+@pytest.mark.parametrize("each", [1, 4], ids=["a step an event", "four"])
+def test_the_step_before_the_profile_is_timed(each: int) -> None:
+    """As the server's own log has it: the time between its events."""
+    with serve(server(lambda request: tokens(request, each=each))) as played:
+        seen = profiled(played.url, streams=1)
+    _, (only,), start, _ = sorted_out(played)
+    sent = [at for at, _ in only.sent if at < start.came_ns]
+    took_s = (sent[-1] - sent[0]) * 1e-9 / (each * (len(sent) - 1))
+    assert seen.step_s == pytest.approx(took_s, rel=0.3)
+
+
 def test_a_profiler_may_take_long_to_stop() -> None:
     """The streams end meanwhile; what was profiled is complete all the same."""
     with serve(server(stop_ms=OUTPUT * STEP_MS + 500)) as played:
-        _, closed_ns = profiled(played.url, streams=1)
+        seen = profiled(played.url, streams=1)
         ended_ns = time.monotonic_ns()
     _, (only,), _, stop = sorted_out(played)
     assert stop.came_ns < only.sent[-1][0] < stop.sent[-1][0] < ended_ns
-    assert closed_ns < stop.came_ns
+    assert seen.closed_ns < stop.came_ns
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,20 @@ from reports.decode.effects import level, noise_floor, ratio
 
 
 def test_level_by_hand() -> None:
-    """10, 12, 14: mean 12, standard error 2 / √3, t(0.975; 2) 4.303."""
-    found = level([10.0, 12.0, 14.0])
-    assert (found.value, found.n) == (12.0, 3)
-    assert found.high == pytest.approx(12 + 4.3027 * 2 / 3**0.5, rel=1e-4)
+    """10, 20, 40: mean of logs log 20, standard error log 2 / √3, t(0.975; 2) 4.303."""
+    found = level([10.0, 20.0, 40.0])
+    assert (found.value, found.n) == (pytest.approx(20.0), 3)
+    assert found.high == pytest.approx(20 * 2 ** (4.3027 / 3**0.5), rel=1e-4)
+    assert found.low == pytest.approx(20 / 2 ** (4.3027 / 3**0.5), rel=1e-4)
     assert level([10.0]).low is None
     assert level([]).value is None
+
+
+def test_levels_and_ratio_agree_however_windows_scatter() -> None:
+    baseline, candidate = [100.0, 330.0], [90.0, 500.0, 120.0]
+    levels = [level(each) for each in (baseline, candidate)]
+    assert all(each.low and each.low > 0 for each in levels)
+    assert ratio(baseline, candidate).value == pytest.approx((levels[1].value or 0) / (levels[0].value or 1))
 
 
 def test_ratio_is_welchs() -> None:

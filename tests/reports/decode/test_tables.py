@@ -13,7 +13,8 @@ import pytest
 
 from replay.records import Cell, GpuReading, Snapshot, Speculation, Window
 from reports.cli import report
-from reports.decode.analysis import Analysis, CellResult, analyse
+from reports.decode.analysis import Analysis, analyse
+from reports.decode.cells import CellResult
 from tests.reports.decode.make_tables import (
     BASELINE,
     CANDIDATE,
@@ -115,7 +116,20 @@ def test_a_missing_stream_and_short_streams_spoil_a_window(tmp_path: Path) -> No
     cell = only(analyse(make_tables(tmp_path / "a", batches=(4,), change=drop)))
     assert "3 of 4 streams are recorded" in cell.reasons[0]
     cell = only(analyse(make_tables(tmp_path / "b", batches=(4,), output=9)))
-    assert "raise decode.output_tokens" in cell.reasons[0]
+    assert "its streams all decoded at once for 8 steps only, fewer than 10: raise decode.out" in cell.reasons[0]
+
+
+def test_what_is_too_short_in_a_batch_of_one(tmp_path: Path) -> None:
+    cell = only(analyse(make_tables(tmp_path / "a", batches=(1,), output=9)))
+    assert "its stream decoded for 8 steps only, fewer than 10: raise decode.output_tokens" in cell.reasons[0]
+
+    def at_once(index: int, backend: str, cell: Cell, rows: Streams) -> Streams:
+        ((record, chunks),) = rows
+        first = chunks[0][0]
+        return [(msgspec.structs.replace(record, last_token_ns=first, first_chunk_tokens=9), [(first, 9)])]
+
+    cell = only(analyse(make_tables(tmp_path / "b", batches=(1,), output=9, change=at_once)))
+    assert "all tokens of its stream came at one moment: raise decode.output_tokens" in cell.reasons[0]
 
 
 def test_a_client_that_was_too_busy_is_no_result(tmp_path: Path) -> None:

@@ -34,8 +34,9 @@ def backend(name: str, decode_backend: str, **changes: Any) -> Backend:
     return Backend(name=name, decode_backend=decode_backend, **{**values, **changes})
 
 
-def make_run(path: Path, **changes: Any) -> Path:
-    """A finished run: the baseline's layers take 130 µs, the candidate's 69."""
+def make_run(path: Path, *, step_s: float | None = None, **changes: Any) -> Path:
+    """A finished run: the baseline's layers take 130 µs, the candidate's 69; there are 22 of them in a step, head and
+    tail included."""
     both = changes.pop("backends", [backend("standard", "auto"), backend("special", "latency_specialized")])
     setup = Setup(
         speculation=Speculation(draft_tokens=7, method="dspark", acceptance_length=6.0),
@@ -69,7 +70,7 @@ def make_run(path: Path, **changes: Any) -> Path:
         write(folder / FRONT_END, [])
         rank = "dp0_pp0_tp0_dcp0_ep0_rank0.7.pt.trace.json.gz"
         write(folder / rank, [event(run) for run in runs])
-        profile = Profile(backend=each.name, opened_ns=1, closed_ns=2, traces=[FRONT_END, rank])
+        profile = Profile(backend=each.name, opened_ns=1, closed_ns=2, step_s=step_s, traces=[FRONT_END, rank])
         (folder / "profile.json").write_bytes(msgspec.json.encode(profile))
     return path
 
@@ -93,13 +94,23 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["Units per step"] == (20, 20, None)
     for name in ("report.md", "report.html"):
         text = (run / name).read_text()
-        assert "batch 1, 1 input and 1,000 output tokens each, dspark with 7 draft tokens" in text
+        assert "batch 1, 1 input and 1,000 output tokens each, dspark, 7 draft tokens" in text
         assert "rank0.7.pt.trace.json.gz, of 2" in text
         assert "not set against latency_specialized" in text
     assert "`experts`" in (run / "report.md").read_text()
     html = (run / "report.html").read_text()
     assert html.count("<svg") == 1
     assert "standard: 23 kernels, 130.0 µs" in html
+
+
+def test_a_step_that_the_profiler_slowed_is_told_of(tmp_path: Path) -> None:
+    """Profiled, steps take 22 x 130 and 22 x 69 µs; without, 1400 on both."""
+    analysis = analyse(make_run(tmp_path / "known", step_s=1400e-6))
+    (row,) = (row for row in analysis.rows if row.label == "µs per step, without the profiler")
+    assert (row.baseline, row.candidate, row.ratio) == pytest.approx((1400, 1400, 1))
+    (note,) = analysis.notes
+    assert note.startswith("standard: the profiler made a step 2.0 times as long")
+    assert analyse(make_run(tmp_path / "unknown")).notes == []
 
 
 def test_two_reports_of_one_run_are_byte_equal(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""What is decided before anything is asked: the plan of the evals, who is asked when, and what that may take."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from evals.data import Data, load
+from evals.records import DataFacts, EvalPlan, Repeat, TaskPlan
+from evals.tasks.items import Item
+from replay.backends import NAMES
+from replay.experiment import Evals, Exam, Experiment, Mrcr
+from replay.matching import Settings
+from replay.records import Backend
+from workloads.errors import UserError
+
+
+class Sitting(NamedTuple):
+    """One repeat of one task on one backend: one run of lm-eval."""
+
+    backend: str
+    task: str
+    repeat: int
+
+
+def described(experiment: Experiment) -> Evals:
+    """The experiment's evals. Raises UserError if it has none."""
+    if experiment.evals is None:
+        raise UserError("the experiment has no evals: give at least evals.aime25.data")
+    return experiment.evals
+
+
+def registered(experiment: Experiment, *, limit: int | None = None) -> EvalPlan:
+    """The plan, with its data read and hashed. Raises UserError for data that are other than agreed on, or not fit."""
+    evals = described(experiment)
+    sampling = evals.sampling.model_dump()
+    tasks = [
+        msgspec.convert(
+            {
+                "task": name,
+                "data": _facts(load(name, exam.data, sha256=exam.sha256, subset=exam.subset), exam),
+                "repeats": exam.repeats,
+                "seed": evals.seed,
+                "sampling": sampling,
+                "concurrency": exam.concurrency,
+                "margin": exam.margin,
+                "looks": exam.looks,
+            },
+            TaskPlan,
+        )
+        for name, exam in evals.exams.items()
+    ]
+    return EvalPlan(registered_utc=datetime.now(UTC).isoformat(timespec="seconds"), tasks=tasks, limit=limit)
+
+
+def places(exam: Exam, items: Sequence[Item], limit: int | None = None) -> list[int]:
+    """Which items are asked, by their places: those short enough, and the first ``limit`` of them."""
+    most = exam.max_context if isinstance(exam, Mrcr) else None
+    fit = [place for place, item in enumerate(items) if most is None or item.tokens is None or item.tokens <= most]
+    return fit[:limit]
+
+
+def _facts(data: Data, exam: Exam) -> DataFacts:
+    count = len(places(exam, data.items))
+    if count == 0:
+        raise UserError(f"{exam.data}: no item is short enough: raise max_context")
+    if count == len(data.items):
+        return data.facts
+    dropped = data.facts.dropped | {"longer than max_context": len(data.items) - count}
+    return msgspec.structs.replace(data.facts, items=count, dropped=dropped)
+
+
+def refuse_changed(registered: EvalPlan, now: EvalPlan, *, asked: bool) -> None:
+    """Raises UserError if the plan is no longer what was registered. ``asked``: the candidate has been asked."""
+    before, after = (
+        msgspec.to_builtins(msgspec.structs.replace(each, registered_utc="")) for each in (registered, now)
+    )
+    if before != after:
+        keys = ", ".join(_differing(before, after))
+        when = "after the first candidate request" if asked else "since it was registered"
+        raise UserError(f"the plan was changed {when} ({keys}): change it back, or start a new run")
+
+
+def _differing(before: object, after: object, where: str = "") -> Iterator[str]:
+    """Names of what differs, as paths of keys."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in [*before, *(key for key in after if key not in before)]:
+            yield from _differing(before.get(key), after.get(key), f"{where}.{key}" if where else str(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from _differing(one, other, f"{where}.{index}")
+    elif before != after:
+        yield where
+
+
+def sittings(plan: EvalPlan, repeats_per_start: int = 1) -> list[Sitting]:
+    """Who sits what, in order: baseline, candidate, candidate, baseline, and so on, so that drift hits both alike and
+    servers that take turns start once a repeat. All tasks are sat by repeat; ``repeats_per_start`` repeats follow each
+    other on one backend."""
+    most = max(task.repeats for task in plan.tasks)
+    order = []
+    for turn, first in enumerate(range(0, most, repeats_per_start)):
+        for backend in NAMES if turn % 2 == 0 else reversed(NAMES):
+            order += [
+                Sitting(backend, task.task, repeat)
+                for repeat in range(first, min(first + repeats_per_start, most))
+                for task in plan.tasks
+                if repeat < task.repeats
+            ]
+    return order
+
+
+def refuse_synthetic(settings: Mapping[str, Settings]) -> None:
+    """Raises UserError for a backend that accepts draft tokens whatever its model says: its text is no answer."""
+    for name, told in settings.items():
+        if told.get("speculative-config.rejection_sample_method") == "synthetic":
+            raise UserError(
+                f"{name}: speculative-config.rejection_sample_method is synthetic: draft tokens pass unchecked, and "
+                "its text is not the model's. Evals need real verification: leave it and synthetic_acceptance_* out"
+            )
+
+
+def refuse_stock(plan: EvalPlan, candidate: Backend) -> None:
+    """Raises UserError for more requests at once than the candidate's specialised path takes: it would sit the exam on
+    standard decode."""
+    rule = candidate.path
+    if rule is None or rule.problems or candidate.decode_backend != "latency_specialized":
+        return
+    for task in plan.tasks:
+        if task.concurrency > rule.max_requests:
+            raise UserError(
+                f"evals.{task.task}.concurrency is {task.concurrency}, but the specialised path takes steps of at most "
+                f"{rule.max_requests} requests, by the rule of {rule.model} in {rule.source}: beyond that the exam "
+                f"would test standard decode. Set it to {rule.max_requests} or less"
+            )
+
+
+def refuse_no_room(plan: EvalPlan, max_model_len: Mapping[str, int | None]) -> None:
+    """Raises UserError for replies longer than a backend's context."""
+    for name, length in max_model_len.items():
+        for task in plan.tasks:
+            most = _most_tokens(task)
+            if length is not None and most >= length:
+                raise UserError(
+                    f"evals.sampling.max_tokens is {most:,}, but the {name} has room for {length:,} tokens, prompt "
+                    "included: lower it, or raise max-model-len"
+                )
+
+
+def items(plan: EvalPlan, task: TaskPlan) -> int:
+    """How many items of the task are asked in a repeat."""
+    return min(task.data.items, plan.limit or task.data.items)
+
+
+def lines(plan: EvalPlan, order: Iterable[Sitting], ended: Iterable[Repeat] = ()) -> dict[str, str]:
+    """What the sittings of ``order`` will take, by name. Times are those of repeats that have ``ended``."""
+    tasks: dict[str, TaskPlan] = {task.task: task for task in plan.tasks}
+    order = list(order)
+    requests = {sitting: items(plan, tasks[sitting.task]) for sitting in order}
+    tokens = sum(count * _most_tokens(tasks[sitting.task]) for sitting, count in requests.items())
+    shown: dict[str, str] = {
+        task.task: f"{items(plan, task):,} items x {task.repeats} repeats on each backend, {task.concurrency} at once; "
+        f"margin {task.margin:.1%}"
+        for task in plan.tasks
+    }
+    shown["requests"] = f"{sum(requests.values()):,} in {len(order):,} runs of lm-eval"
+    shown["tokens"] = f"{tokens:,} output tokens at most"
+    minutes = _minutes(order, ended)
+    shown["time"] = "known once each task has ended a repeat" if minutes is None else f"about {minutes:,.0f} minutes"
+    if plan.limit is not None:
+        shown["limit"] = f"the first {plan.limit:,} items of each task only: a smoke test, which can pass nothing"
+    return shown
+
+
+def _most_tokens(task: TaskPlan) -> int:
+    most = task.sampling["max_tokens"]
+    assert isinstance(most, int)
+    return most
+
+
+def _minutes(order: list[Sitting], ended: Iterable[Repeat]) -> float | None:
+    """Minutes for the sittings at the mean time of those that ended; None if there is none of a task."""
+    times = defaultdict(list)
+    for repeat in ended:
+        times[repeat.task].append(repeat.ended_unix_s - repeat.started_unix_s)
+    if any(sitting.task not in times for sitting in order):
+        return None
+    return sum(sum(times[each.task]) / len(times[each.task]) for each in order) / 60

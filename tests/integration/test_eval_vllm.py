@@ -1,0 +1,59 @@
+"""The evals on a real vLLM on the CPU, with a tiny random model: it takes every field that is sent, and tells what is
+kept. One server is both backends, so that the same seed must give the same reply.
+
+Needs vllm-cpu: see vllm_cpu.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from evals.records import Answer
+from tests.evals import fixtures
+from tests.integration import vllm_cpu
+from tests.integration.runs import experiment, silent
+from tests.integration.vllm_cpu import GPUS
+
+pytest.importorskip("lm_eval")
+
+from evals.harness import measure
+
+pytestmark = vllm_cpu.needs_vllm
+
+
+def test_a_real_server_sits_two_exams(tiny_model: Path, tmp_path: Path) -> None:
+    aime25 = fixtures.write(fixtures.aime25(4), tmp_path / "aime25.jsonl")
+    gpqa = fixtures.write(fixtures.gpqa_diamond(3), tmp_path / "gpqa.csv")
+    few = {"subset": True, "repeats": 2, "concurrency": 1}
+    evals = {
+        "aime25": {"data": str(aime25), **few},
+        "gpqa_diamond": {"data": str(gpqa), **few},
+        "sampling": {"max_tokens": 24, "temperature": 2.0, "top_p": 1.0},  # at 1 the model says one thing only
+    }
+    with vllm_cpu.served(tiny_model, tmp_path / "server", max_model_len=4096) as server:
+        described = experiment(
+            model="tiny", tokenizer=str(tiny_model), both={"url": server.url, "gpus": GPUS}, evals=evals
+        )
+        measure(described, tmp_path / "run", silent, lambda at: None)
+
+    def sat(backend: str, task: str, repeat: int) -> list[Answer]:
+        lines = (tmp_path / "run" / "evals" / backend / task / f"r{repeat:03d}.jsonl").read_bytes().splitlines()
+        return [msgspec.json.decode(line, type=Answer) for line in lines]
+
+    for task, items in (("aime25", 4), ("gpqa_diamond", 3)):
+        for repeat in (0, 1):
+            one, other = (sat(backend, task, repeat) for backend in ("baseline", "candidate"))
+            assert [each.item for each in one] == list(range(items))
+            assert {each.outcome for each in one} <= {"unparsed", "truncated", "wrong", "right"}
+            for mine, theirs in zip(one, other, strict=True):
+                assert mine.completion_tokens is not None
+                assert mine.prompt_tokens is not None
+                assert mine.completion_tokens <= 24
+                assert mine.finish_reason in ("length", "stop")
+                assert mine.fingerprint is not None
+                assert (mine.prompt_hash, mine.reply_hash) == (theirs.prompt_hash, theirs.reply_hash)
+        first, second = (sat("baseline", task, repeat) for repeat in (0, 1))
+        assert [each.reply_hash for each in first] != [each.reply_hash for each in second]
