@@ -15,10 +15,11 @@ from workloads.content import stable_random
 from workloads.rendering import Prompt, Rendering, token_table
 
 
-def fresh(rendering: Rendering, cell: Cell, key: str) -> list[Outgoing]:
+def fresh(rendering: Rendering, cell: Cell, key: str, window: str = "0") -> list[Outgoing]:
     """One request for each stream of the cell, its prompt of exactly ``cell.input_tokens`` token ids drawn by ``key``
     and the stream's number: as good as never in a prefix cache. Streams begin with different tokens, as far as the
-    vocabulary goes, so that even prompts of one token are different work."""
+    vocabulary goes, so that even prompts of one token are different work. ``window``: names the sessions together with
+    the stream's number, so that no request id comes again in another window."""
     table = token_table(rendering)
     first = int(stable_random("first token", key).random() * len(table))
     turn = Turn(input_tokens=cell.input_tokens, output_tokens=cell.output_tokens, keep=0, new_blocks=[])
@@ -30,7 +31,7 @@ def fresh(rendering: Rendering, cell: Cell, key: str) -> list[Outgoing]:
             pass
         body, digest = prompt.body(cell.output_tokens)
         session = Session(
-            id=str(stream),
+            id=f"{window}.{stream}",
             content_key=key,
             block_size=cell.input_tokens,
             streams=[Stream(agent="decode", turns=[turn])],
@@ -57,7 +58,8 @@ async def decode(
     """Send the batch at once and wait for all its ends. ``opens`` is called right before, when a connection is open for
     each stream.
 
-    Raises ServerGone if a stream fails and the server cannot be reached any more.
+    Raises OSError if records cannot be written, and ServerGone if a stream fails and the server cannot be reached any
+    more.
     """
     await wire.connect_ahead(len(batch))
     opens()
@@ -69,8 +71,11 @@ async def decode(
         await asyncio.wait(streams)
     except asyncio.CancelledError:  # Ctrl-C: what has come is recorded
         wire.cut("cancelled")
-        await asyncio.wait(streams)
+        await asyncio.gather(*streams, return_exceptions=True)
         raise
+    ends = await asyncio.gather(*streams, return_exceptions=True)  # all are done: none keeps its error for itself
+    if error := next((end for end in ends if isinstance(end, BaseException)), None):
+        raise error
     if any(stream.result().status != "ok" for stream in streams):
         answer = await page(wire, "/health")
         if answer.failure == "no connection":

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from replay import decode_bench, estimate, matching, presets, profile, rundir, speculation
+from replay import decode_bench, estimate, matching, presets, profile, rundir, source, speculation
 from replay.compare import Planned, make_plan, plan_summary, resume_run, run_blocks, start_run
 from replay.experiment import Experiment, load_experiment
 from replay.order import block_order
@@ -138,22 +138,20 @@ def compare(
 
     Raises UserError when interrupted, naming the way to go on.
     """
+    source.described(experiment)  # before anything starts
     console = Console()
     with showing(console) as tell:
         if dry_run:
             _dry_run(experiment, console, tell)
             return None
         folder = run or (_latest(experiment.name, "compare") if resume else _new_folder(experiment.name))
-        with Servers(experiment, folder, tell) as servers:
+        with _interruptible(folder), Servers(experiment, folder, tell) as servers:
             if resume:
                 manifest = resume_run(experiment, folder)
             else:
                 manifest = start_run(experiment, servers, folder, allow_unmatched=allow_unmatched, tell=tell)
             tell(Event(text=f"run directory: {folder}"))
-            try:
-                run_blocks(experiment, servers, folder, manifest, tell)
-            except KeyboardInterrupt:
-                raise _interrupted(folder) from None
+            run_blocks(experiment, servers, folder, manifest, tell)
     return folder
 
 
@@ -176,17 +174,20 @@ def decode(
         _show(console, decode_bench.lines(decode_bench.planned(experiment, tell, allow_unmatched=allow_unmatched)))
         return None
     folder = run or (_latest(experiment.name, "decode") if resume else _new_folder(experiment.name))
-    try:
+    with _interruptible(folder):
         decode_bench.measure(experiment, folder, tell, resume=resume, allow_unmatched=allow_unmatched)
-    except KeyboardInterrupt:
-        if not (folder / "manifest.json").exists():
-            raise
-        raise _interrupted(folder) from None
     return folder
 
 
-def _interrupted(folder: Path) -> UserError:
-    return UserError(f"interrupted; what was measured is kept: continue with --resume --run {folder}")
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Ctrl-C becomes a UserError that says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (folder / "manifest.json").exists():
+            raise UserError(f"interrupted; what was measured is kept: continue with --resume --run {folder}") from None
+        raise UserError("interrupted before anything was measured: start it again") from None
 
 
 def profile_layers(experiment: Experiment, wanted: profile.Wanted, *, run: Path | None, allow_unmatched: bool) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -40,6 +41,9 @@ from replay.workers import Ended
 from workloads.errors import UserError
 from workloads.rendering import Rendering
 
+_FEWEST_STEPS = 10
+"""Decode steps of a window below which reports give no rate (reports/decode)."""
+
 
 class Tables(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be measured, as the experiment alone tells."""
@@ -62,6 +66,7 @@ def planned(experiment: Experiment, tell: Tell, *, allow_unmatched: bool) -> Tab
         raise UserError("the experiment has no decode: give its batch, input_tokens and output_tokens")
     setups = [speculation.with_speculation(experiment, index) for index in range(len(decode.speculation))]
     cells = speculation.cells(decode)
+    check_steps(decode, cells)
     declared = []
     for setup in setups:
         matched = without_servers(setup, tell)
@@ -78,6 +83,19 @@ def planned(experiment: Experiment, tell: Tell, *, allow_unmatched: bool) -> Tab
     )
 
 
+def check_steps(decode: Decode, cells: Sequence[Cell]) -> None:
+    """Raises UserError, naming the cell, for one whose windows are too short for a result."""
+    for cell in cells:
+        chosen = decode.speculation[cell.setup]
+        length = speculation.step_tokens(chosen)
+        if (cell.output_tokens - 1) / length < _FEWEST_STEPS:
+            raise UserError(
+                f"decode: {_words(cell)}, {speculation.label(chosen)}, may end after fewer than {_FEWEST_STEPS} steps, "
+                "too few for a result: raise decode.output_tokens to at least "
+                f"{math.ceil(_FEWEST_STEPS * length) + 1}"
+            )
+
+
 def check_room(
     setup: Experiment,
     cells: Sequence[Cell],
@@ -88,15 +106,18 @@ def check_room(
     backends, ``longest``: their max_model_len, where they are known."""
     for name, cell in itertools.product(backends.NAMES, cells):
         told = known.get(name, {})
-        length, needed = longest.get(name) or _number(told, "max-model-len"), cell.input_tokens + cell.output_tokens
+        emulated = setup.backend(name).emulator is not None
+        profile = resolve(backends.emulator_settings(setup, name)) if emulated else None
+        length = longest.get(name) or (profile.max_model_len if profile else _number(told, "max-model-len"))
+        needed = cell.input_tokens + cell.output_tokens
         if length is not None and needed > length:
             raise UserError(
                 f"decode: {_words(cell)} takes {needed:,} tokens of context, but the {name} allows {length:,}: lower "
                 "decode.input_tokens or output_tokens, or raise its max-model-len"
             )
         streams = _number(told, "max-num-seqs")
-        if setup.backend(name).emulator is not None:
-            streams = resolve(backends.emulator_settings(setup, name)).max_num_seqs
+        if profile is not None:
+            streams = profile.max_num_seqs
         elif streams is not None:
             streams *= settings.layout(told).get("dp", 1)
         if streams is not None and cell.batch > streams:
@@ -129,7 +150,7 @@ def measure(
         rundir.create(run, "windows")
     else:
         tables = replace(tables, cells=manifest.cells, order=manifest.order)
-    tell(Event(text=f"run directory: {run}"))
+        _say_where(run, tell)
     try:
         with rundir.held(run):
             for number, setup in enumerate(tables.setups):
@@ -150,6 +171,7 @@ def measure(
                     _refuse_seen(tables, number, prepared)
                     if manifest is None:
                         manifest = _start(tables, run, prepared)
+                        _say_where(run, tell)
                     seen = setup_facts(tables.decode.speculation[number], prepared.matching)
                     rundir.write_json(run / "setups" / f"{number + 1:02d}.json", seen)
                     counter = token_counter(setup.tokenizer)
@@ -160,6 +182,11 @@ def measure(
         if not (run / "manifest.json").exists() and not (run / "servers").exists():  # their logs say why
             shutil.rmtree(run)  # only what we have just made: nothing is measured yet
         raise
+
+
+def _say_where(run: Path, tell: Tell) -> None:
+    """Once it stays: before, a failure takes the folder away."""
+    tell(Event(text=f"run directory: {run}"))
 
 
 def _resumed(experiment: Experiment, run: Path) -> DecodeManifest:
@@ -237,7 +264,7 @@ class _Measuring(msgspec.Struct, frozen=True):
         self.tell(Event(text=f"{what}: {name}, {_words(cell)}, {_label(self.tables, cell.setup)}"))
         folder = rundir.window_folder(self.run, index, name)
         # an earlier attempt's prompts may still be in the server's cache
-        key = f"decode/{self.manifest.salt}/{index}.{make_room(folder, what, self.tell)}"
+        tried = f"{index}.{make_room(folder, what, self.tell)}"
         folder.mkdir(parents=True)
         window = Window(
             index=index,
@@ -247,23 +274,25 @@ class _Measuring(msgspec.Struct, frozen=True):
             started_ns=time.monotonic_ns(),
         )
         with (
+            _writable(folder),  # a full disk may also refuse the record of how the window ended
             attempt(window, folder / "window.json", self.servers),
+            _writable(folder),
             self.servers.answering(name, folder / "server") as running,
         ):
             window.server = running.start
             try:
-                self._measure(window, cell, folder, key, running)
+                self._measure(window, cell, folder, tried, running)
             except ServerGone as error:
                 raise Ended("server gone", str(error)) from None
-            except OSError as error:
-                raise Ended("client", f"{folder}: {error.strerror or error}; mend it, then --resume") from None
 
-    def _measure(self, window: Window, cell: Cell, folder: Path, key: str, running: Running) -> None:
-        """Decode the warm-up batch and then the cell's; fills in ``window``."""
+    def _measure(self, window: Window, cell: Cell, folder: Path, tried: str, running: Running) -> None:
+        """Decode the warm-up batch and then the cell's; fills in ``window``. ``tried``: this window and attempt."""
         setup, name = self.setup, window.backend
         rendering = replace(self.rendering, model=backends.model_name(setup, name))
-        warmup = batch.fresh(rendering, replace(cell, output_tokens=self.manifest.warmup_tokens), f"{key}/warmup")
-        measured = batch.fresh(rendering, cell, key)
+        key = f"decode/{self.manifest.salt}/{tried}"
+        short = replace(cell, output_tokens=self.manifest.warmup_tokens)
+        warmup = batch.fresh(rendering, short, f"{key}/warmup", tried)
+        measured = batch.fresh(rendering, cell, key, tried)
 
         def opens() -> None:
             window.started_ns, window.started_unix_s = time.monotonic_ns(), time.time()
@@ -276,15 +305,28 @@ class _Measuring(msgspec.Struct, frozen=True):
                 await batch.decode(wire, sender, warmup, "warmup")
                 await asyncio.to_thread(watch.opens)
                 watching = asyncio.create_task(health.watch(recorder.health, lambda: (wire.in_flight, wire.in_flight)))
-                with _collector_frozen():
-                    await batch.decode(wire, sender, measured, "measured", opens)
-                window.ended_ns = time.monotonic_ns()
-                watching.cancel()
+                try:
+                    with _collector_frozen():
+                        await batch.decode(wire, sender, measured, "measured", opens)
+                    window.ended_ns = time.monotonic_ns()
+                finally:
+                    watching.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await watching
 
         with Watch(setup, name, folder, running) as watch, Recorder(folder, 0) as recorder:
             watch.before()
             uvloop.run(decode(watch, recorder))
             watch.closes()
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """What cannot be written ends the window, and can be mended."""
+    try:
+        yield
+    except OSError as error:
+        raise Ended("client", f"{folder}: {error.strerror or error}; mend it, then --resume") from None
 
 
 def _words(cell: Cell) -> str:
@@ -323,7 +365,7 @@ def lines(tables: Tables) -> dict[str, str]:
     times = [_window_s(tables, place) for place in order]
     known = [time_s for time_s in times if time_s is not None]
     if len(known) == len(times):
-        shown["time"] = f"about {sum(known) / 60:.1f} minutes of decoding"
+        shown["time"] = f"about {sum(known) / 60:.1f} minutes for the windows alone; starts and preflight come on top"
     return shown
 
 
@@ -351,8 +393,8 @@ def _window_s(tables: Tables, place: WindowPlace) -> float | None:
     verify = 1 + (drafts.draft_tokens if drafts is not None else 0)
     step_s = profiles.step_time(profile, emulated.decode_backend).seconds(cell.batch * verify, verify)
     length = 1.0 if drafts is None else drafts.acceptance_length or 1 + sum(drafts.acceptance_rates)
-    steps = cell.output_tokens / length
-    prefill_s = cell.batch * cell.input_tokens / profile.prefill_tokens_per_s
+    steps = (cell.output_tokens + tables.decode.warmup_tokens) / length
+    prefill_s = 2 * cell.batch * cell.input_tokens / profile.prefill_tokens_per_s  # the warm-up's, too
     return (prefill_s + steps * step_s) / emulated.time_scale
 
 

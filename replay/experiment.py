@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from replay import presets, redaction
 from workloads.errors import UserError
@@ -324,6 +324,15 @@ class Serving(_Model):
     """How often a server's /metrics is read during a block, besides its edges."""
 
 
+def _distinct(sizes: list[int]) -> list[int]:
+    if twice := [size for number, size in enumerate(sizes) if size in sizes[:number]]:
+        raise ValueError(f"{twice[0]} stands twice: name each size once (repeats says how often it is measured)")
+    return sizes
+
+
+_Sizes = Annotated[list[Annotated[int, Field(ge=1, strict=True)]], Field(min_length=1), AfterValidator(_distinct)]
+
+
 class Speculating(_Model):
     """One speculative setting of both servers, for decode tables. ``none`` stands for no speculation."""
 
@@ -340,7 +349,7 @@ class Speculating(_Model):
     """Synthetic acceptance by position instead: one rate for each draft token, none above the one before."""
     options: dict[str, Any] = {}
     """Further keys of vLLM's --speculative-config."""
-    batch: list[Annotated[int, Field(ge=1, strict=True)]] | None = None
+    batch: _Sizes | None = None
     """Batch sizes for this setting, instead of decode.batch."""
 
     @model_validator(mode="before")
@@ -369,9 +378,6 @@ class Speculating(_Model):
         return self
 
 
-_Sizes = Annotated[list[Annotated[int, Field(ge=1, strict=True)]], Field(min_length=1)]
-
-
 class Decode(_Model):
     """Decode tables: how fast both backends decode with exactly so many streams, prefill excluded. One cell for each
     combination of batch, input_tokens, output_tokens and speculation."""
@@ -393,6 +399,13 @@ class Decode(_Model):
     """Windows of each cell in one pass, one after another."""
     warmup_tokens: int = Field(16, ge=1)
     """Output tokens of the unmeasured batch that precedes each window."""
+
+    @model_validator(mode="after")
+    def _settings_differ(self) -> Decode:
+        said = [each.model_dump(exclude={"batch"}) for each in self.speculation]
+        if any(each in said[:number] for number, each in enumerate(said)):
+            raise ValueError("speculation has one setting twice: put all its batch sizes into one entry")
+        return self
 
 
 class ExamSampling(_Model):

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from tokenizers import Tokenizer
 
-from replay import backends, matching, probes, settings, snapshot, source
+from replay import backends, matching, probes, settings, snapshot, source, speculation
 from replay.emulator.settings import resolve
 from replay.experiment import Backend, Experiment
 from replay.order import block_order
@@ -123,7 +123,12 @@ def without_servers(experiment: Experiment, tell: Tell) -> matching.Matching:
         if experiment.backend(name).emulator is not None:
             resolve(backends.emulator_settings(experiment, name))
     matched = matching.declared(experiment)
-    for finding in [*_doubts(experiment), *matched.findings]:
+    if _one_server(experiment) and (differs := _declared_to_differ(experiment)):
+        matched.impossible.append(
+            f"both backends are one server, at {experiment.backends.baseline.url}, but {differs} is to differ: give "
+            "each its own url, or, to measure the noise of one server, the same decode_backend and under_test left out"
+        )
+    for finding in [*_doubts(experiment), *_unknown_methods(matched), *matched.findings]:
         tell(Event(text=str(finding)))
     return matched
 
@@ -158,7 +163,7 @@ def _start_up_control(experiment: Experiment, servers: Servers, matched: matchin
 def _doubts(experiment: Experiment) -> Iterator[Finding]:
     """What is allowed, but hardly meant."""
     baseline, candidate = experiment.backends.baseline, experiment.backends.candidate
-    if baseline.url is not None and _address(baseline.url) == _address(candidate.url or ""):
+    if _one_server(experiment):
         yield Finding("warning", "both backends are one server: this measures its noise, not a difference")
     under_test = any(settings.covers(name, _KEY) for name in experiment.serving.under_test)
     if under_test and (baseline.decode_backend, candidate.decode_backend) != ("auto", "latency_specialized"):
@@ -184,8 +189,32 @@ def _may_share_gpus(one: Backend, other: Backend) -> bool:
     return bool(set(one.serve.devices) & set(other.serve.devices))
 
 
-def _address(url: str) -> str:
-    return url.rstrip("/").removesuffix("/v1")
+def _unknown_methods(matched: matching.Matching) -> Iterator[Finding]:
+    """Ways to speculate that we have not heard of: the server's own version may know them."""
+    for method in {told.get("speculative-config.method") for told in matched.told.values()} - {None}:
+        if words := speculation.unknown(str(method)):
+            yield Finding("warning", words, why="if its server does not know it either, it will not start")
+
+
+def _one_server(experiment: Experiment) -> bool:
+    baseline, candidate = (experiment.backend(name).url for name in backends.NAMES)
+    return baseline is not None and candidate is not None and _address(baseline) == _address(candidate)
+
+
+def _declared_to_differ(experiment: Experiment) -> str:
+    """What the experiment says is different between the two; empty for one against itself."""
+    baseline, candidate = experiment.backends.baseline, experiment.backends.candidate
+    others = [name for name in experiment.serving.under_test if not settings.covers(name, _KEY)]
+    own = ["decode_backend"] if baseline.decode_backend != candidate.decode_backend else []
+    return ", ".join([*own, *others])
+
+
+def _address(url: str) -> tuple[str, str]:
+    """Host with port, and path, however they are written."""
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    host = host.rpartition("@")[2].lower().removesuffix(":443" if scheme == "https" else ":80")
+    return host.replace("localhost", "127.0.0.1"), f"/{path}".rstrip("/").removesuffix("/v1")
 
 
 def _emulated(experiment: Experiment) -> bool:

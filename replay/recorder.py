@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
 from pathlib import Path
 from types import TracebackType
 
@@ -27,13 +30,13 @@ class Recorder:
         record.chunk_start = self._chunk_count
         record.chunk_count = len(chunks)
         if len(chunks):
-            self._chunks.write(chunks.tobytes())
+            _append(self._chunks, chunks.tobytes())
             self._chunk_count += len(chunks)
-        self._requests.write(self._encoder.encode(record) + b"\n")
+        _append(self._requests, self._encoder.encode(record) + b"\n")
 
     def health(self, sample: HealthSample) -> None:
         """Append one sample of the client's own state."""
-        self._health.write(self._encoder.encode(sample) + b"\n")
+        _append(self._health, self._encoder.encode(sample) + b"\n")
 
     def __enter__(self) -> Recorder:
         return self
@@ -43,3 +46,9 @@ class Recorder:
     ) -> None:
         for file in (self._requests, self._chunks, self._health):
             file.close()
+
+
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Write all of it. A disk that is nearly full takes a part without a word: what follows would be misread."""
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)

@@ -30,7 +30,7 @@ A run of decode tables has experiment.yaml, servers/ and check/ alike, and
       windows/NNNN-BACKEND/      one window; NNNN counts from 0001 in measured order
         window.json              Window, written when it starts, rewritten (atomically) when it has ended
         w0.*, metrics.jsonl, before.json, after.json, graph_table.json, server/, steps/    as of a block; the streams
-                                 are sessions "0", "1", ... of one turn, with the warm-up's as phase "warmup"
+                                 are sessions "WINDOW.ATTEMPT.STREAM" of one turn, with the warm-up's as phase "warmup"
       windows/NNNN-BACKEND.interrupted-K/   a window that was cut off
 
 A run of layer profiles has experiment.yaml, servers/ and check/ alike, and

@@ -40,7 +40,12 @@ class Source:
 def described(experiment: Experiment) -> Workload:
     """The experiment's workload. Raises UserError if it has none."""
     if experiment.workload is None:
-        raise UserError("the experiment has no workload to replay: add workload, for instance {path: traces/}")
+        has = {"decode": "its decode tables are measured", "evals": "its exams are sat"}
+        verbs = {"decode": "decode", "evals": "eval"}
+        others = [f"{words} by decodegate {verbs[key]}" for key, words in has.items() if getattr(experiment, key)]
+        raise UserError(
+            "; ".join(["the experiment has no workload to replay: add workload, for instance {path: traces/}", *others])
+        )
     return experiment.workload
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from typing import Any
 
@@ -11,6 +12,12 @@ from replay.experiment import Backend, Decode, Emulator, Experiment, Serve, Spec
 from workloads.errors import UserError
 
 _DECIDED = "leave it out: decode.speculation decides that for both backends"
+
+METHODS = (
+    *("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa"),
+    *("mlp_speculator", "extract_hidden_states", "custom_class"),
+)
+"""vLLM's (vllm/config/speculative.py, SpeculativeMethod, 0.32); besides, MODEL_mtp for many models, read as mtp."""
 
 
 def with_speculation(experiment: Experiment, index: int) -> Experiment:
@@ -35,6 +42,15 @@ def with_speculation(experiment: Experiment, index: int) -> Experiment:
         if backend.emulator is not None:
             changed[name] = backend.model_copy(update={"emulator": _emulating(backend.emulator, chosen[index], name)})
     return experiment.model_copy(update={"backends": experiment.backends.model_copy(update=changed)})
+
+
+def unknown(method: str) -> str:
+    """What to say of a method that vLLM, as we know it, does not have; empty for one that it has."""
+    if method in METHODS or method.endswith("_mtp"):
+        return ""
+    close = difflib.get_close_matches(method, METHODS, 1)
+    meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(METHODS)}"
+    return f"speculative method {method!r} is not known: {meant}"
 
 
 def _refuse_own(backend: Backend, model: str, name: str) -> None:
@@ -73,6 +89,8 @@ def config(chosen: Speculating) -> dict[str, Any]:
 def _emulating(emulator: Emulator, chosen: Speculating, name: str) -> Emulator:
     if emulator.draft_tokens or emulator.acceptance_length is not None:
         raise UserError(f"backends.{name}.emulator has draft_tokens or acceptance_length: {_DECIDED}")
+    if chosen.method is not None and (words := unknown(chosen.method)):
+        raise UserError(f"decode.speculation: {words}")
     names = ("draft_tokens", "acceptance_length", "acceptance_rates")
     return emulator.model_copy(update={key: getattr(chosen, key) for key in names})
 
@@ -95,6 +113,13 @@ def label(chosen: Speculating) -> str:
     if chosen.acceptance_length is not None:
         return f"{words}, synthetic acceptance length {chosen.acceptance_length:g}"
     return f"{words}, synthetic acceptance rates" if chosen.acceptance_rates is not None else words
+
+
+def step_tokens(chosen: Speculating) -> float:
+    """Tokens that a step commits on average, or at most where that is not said."""
+    if chosen.acceptance_rates is not None:
+        return 1 + sum(chosen.acceptance_rates)
+    return chosen.acceptance_length or 1 + chosen.draft_tokens
 
 
 def cells(decode: Decode) -> list[records.Cell]:

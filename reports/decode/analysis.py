@@ -12,7 +12,7 @@ import msgspec
 from replay.records import Cell, DecodeManifest, Setup
 from reports import published
 from reports.coverage import SPECIALISED
-from reports.decode import acceptance, effects, window, windows
+from reports.decode import acceptance, effects, emulated, window, windows
 from reports.decode.cells import CellResult, Results, cell_of, specialised_under_test
 from reports.decode.effects import Estimate
 from reports.decode.run import Run, load
@@ -135,7 +135,11 @@ def analyse_run(run: Run, limits: Thresholds) -> Analysis:
         repeats=manifest.repeats,
         warmup_tokens=manifest.warmup_tokens,
         order=_order(manifest),
-        formulas=window.FORMULAS | acceptance.FORMULAS | effects.FORMULAS | windows.FORMULAS,
+        formulas=window.FORMULAS
+        | acceptance.FORMULAS
+        | effects.FORMULAS
+        | windows.FORMULAS
+        | (emulated.FORMULAS if manifest.emulated else {}),
         versions=dict(sorted(manifest.versions.items())),
         host=dict(sorted(manifest.host.items())),
     )

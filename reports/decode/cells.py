@@ -7,18 +7,29 @@ from collections import Counter, defaultdict
 from typing import Literal
 
 import msgspec
+import polars as pl
 
-from replay.records import Backend, Cell, DecodeManifest, Setup
+from replay.records import Backend, DecodeManifest, Setup, WindowPlace
+from reports.blocks import counted
 from reports.coverage import SPECIALISED, Stretch, steps_folder
 from reports.decode.acceptance import AGREE, TokensPerStep, weighed
 from reports.decode.effects import Estimate, Noise, level, noise_floor, ratio
 from reports.decode.paths import DecodePath, path_of
+from reports.decode.reasons import grouped
 from reports.decode.run import LoadedWindow, Run
 from reports.decode.window import Figures
 from reports.decode.windows import WindowResult, turns_of
 from reports.gates.gate import Thresholds
 
-Outcome = Literal["candidate faster", "candidate slower", "no difference shown", "acceptance differs", "no result"]
+Outcome = Literal[
+    "candidate faster",
+    "candidate slower",
+    "faster, path unknown",
+    "slower, path unknown",
+    "no difference shown",
+    "acceptance differs",
+    "no result",
+]
 
 Results = list[tuple[LoadedWindow, WindowResult]]
 """Finished windows, and what was judged of each."""
@@ -51,11 +62,15 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     columns: Columns
     windows: int
     """With a result."""
+    finished: int
+    planned: int
     passes: int
     starts: int
     """Of a server, behind those windows; 0 if decodegate started none."""
     without: dict[str, int]
-    """Windows without a result, by reason."""
+    """Windows without a result, by reason; one may have several."""
+    warmup_failures: dict[str, int]
+    """Streams of warm-ups before finished windows, by error."""
     token_sources: dict[str, int]
     energy_per_output_token_j: float | None
     path: DecodePath
@@ -89,13 +104,15 @@ def cell_of(run: Run, number: int, results: Results, problems: list[str], limits
         [(loaded, result) for loaded, result in results if result.cell == number and result.backend == backend.name]
         for backend in setup.backends
     ]
-    sides = [_side(run, cell, backend, setup, own, limits) for backend, own in zip(setup.backends, mine, strict=True)]
+    sides = [_side(run, number, backend, setup, own, limits) for backend, own in zip(setup.backends, mine, strict=True)]
     rates = [[result.figures.decode_tokens_per_s for _, result in own if result.figures] for own in mine]
     found = ratio(*rates)
     per_step = [side.tokens_per_step.value for side in sides]
     noise = noise_floor(*(_by_pass(own) for own in mine))
     meant = any(each.under_test and each.key.startswith("speculative-config") for each in setup.differences)
     outcome, reasons = conclude(sides, found, noise, problems, speculation_under_test=meant)
+    if specialised_under_test(manifest) and sides[1].path.status == "unknown":
+        outcome = _UNPROVEN.get(outcome, outcome)
     specialised = sides[1].path.status == "specialised" or not specialised_under_test(manifest)
     return CellResult(
         number=number + 1,
@@ -110,6 +127,13 @@ def cell_of(run: Run, number: int, results: Results, problems: list[str], limits
         in_range=specialised and outcome not in ("no result", "acceptance differs"),
         marks=_marks(sides, specialised_under_test(manifest)),
     )
+
+
+_UNPROVEN: dict[Outcome, Outcome] = {
+    "candidate faster": "faster, path unknown",
+    "candidate slower": "slower, path unknown",
+}
+"""What is said of an effect that may be of another path than the one under test."""
 
 
 def _by_pass(own: Results) -> list[list[float]]:
@@ -128,7 +152,8 @@ def _over(estimate: Estimate, divisor: float | None) -> Estimate:
     return Estimate(estimate.value / divisor, low, high, estimate.n, estimate.reason)
 
 
-def _side(run: Run, cell: Cell, backend: Backend, setup: Setup, own: Results, limits: Thresholds) -> Side:
+def _side(run: Run, number: int, backend: Backend, setup: Setup, own: Results, limits: Thresholds) -> Side:
+    cell = run.manifest.cells[number]
     good = [result for _, result in own if result.figures]
     figures = [result.figures for result in good if result.figures]
     rate = level([each.decode_tokens_per_s for each in figures])
@@ -139,6 +164,10 @@ def _side(run: Run, cell: Cell, backend: Backend, setup: Setup, own: Results, li
         if result.figures and result.opens_ns is not None and result.closes_ns is not None
     ]
     count = backend.gpus.count if backend.gpus else None
+    cold: Counter[str] = Counter()
+    for loaded, _ in own:
+        failed = loaded.requests.filter((pl.col("phase") == "warmup") & (pl.col("status") != "ok"))
+        cold.update(counted(failed, pl.coalesce("error", "status")))
     sources: Counter[str] = Counter()
     for result in good:
         sources.update(result.token_sources)
@@ -152,9 +181,12 @@ def _side(run: Run, cell: Cell, backend: Backend, setup: Setup, own: Results, li
             **{name: _mean([getattr(each, name) for each in figures]) for name in Columns.__struct_fields__}
         ),
         windows=len(good),
+        finished=len(own),
+        planned=run.manifest.order.count(WindowPlace(backend=backend.name, cell=number)),
         passes=len({result.pass_number for result in good}),
         starts=len({result.server for result in good} - {None}),
-        without=dict(Counter("; ".join(result.why) for _, result in own if not result.figures).most_common()),
+        without=grouped(reason for _, result in own for reason in result.why),
+        warmup_failures=dict(sorted(cold.items())),
         token_sources=dict(sorted(sources.items())),
         energy_per_output_token_j=_mean([result.energy_per_output_token_j for result in good]),
         path=path_of(backend, setup.backends, cell, stretches, limits),
@@ -219,6 +251,10 @@ def _marks(sides: list[Side], specialised_under_test: bool) -> list[str]:
         per_step = side.tokens_per_step
         if side.windows and (per_step.agree is False or (per_step.agree is None and per_step.value)):
             marks.append(f"{side.backend}, tokens per step: {per_step.trusted} are trusted: {per_step.why}")
+        if side.finished < side.planned:
+            marks.append(f"{side.backend}: {side.finished} of {side.planned} planned windows finished")
+        if side.warmup_failures:
+            marks.append(f"{side.backend}: streams of the warm-up failed: {_counted(side.warmup_failures)}")
         if side.windows and side.without:
             marks.append(f"{side.backend}: left out {_counted(side.without)}")
         inexact = {source for source in side.token_sources if source == "estimated"}

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from reports.console import console, write
 from reports.decode.analysis import Analysis, analyse
-from reports.decode.page import Grid, html, markdown, rates, summary
+from reports.decode.page import Grid, brief, finished, html, markdown, notes, summary
 from reports.render import json
 
 
@@ -37,10 +37,16 @@ def _print(analysis: Analysis, to: Console) -> None:
     to.print(f"Compared: {analysis.compared}.", markup=False)
     for table in analysis.tables:
         to.print(f"\n[bold]{escape(table.title)}[/]")
-        to.print(_table(rates(analysis, table)))
+        to.print(_table(brief(table)))
         for cell in table.cells:
             for line in (*cell.reasons, *cell.marks):
                 to.print(f"  batch {cell.batch}: {line}", markup=False)
+    base, candidate = analysis.names
+    means = "total decode tokens/s, 95 % interval below; per step: tokens"
+    to.print(f"\nbase: {base}; cand.: {candidate}; {means}", markup=False)
+    to.print(finished(analysis), markup=False)
+    for note in notes(analysis):
+        to.print(f"  {note}", markup=False)
     to.print(f"\n{summary(analysis)}", markup=False)
     for setup in analysis.setups:
         for problem in setup.problems:
@@ -48,16 +54,14 @@ def _print(analysis: Analysis, to: Console) -> None:
 
 
 def _table(grid: Grid) -> Table:
-    """Without what belongs below the table on a terminal: reasons and marks, windows behind a level."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, name in enumerate(grid.head[:-1]):
-        table.add_column(escape(name), justify="right" if number < _LEVELS else "left")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for number, name in enumerate(grid.head):
+        right = number < _FIGURES
+        table.add_column(escape(name), justify="right" if right else "left", no_wrap=name == "path")
     for row in grid.rows:
-        shown = [(text, below.split(";")[0] if number < _LEVELS else "") for number, (text, below) in enumerate(row)]
-        cells = [f"{escape(text)}\n[dim]{escape(below)}[/]" if below else escape(text) for text, below in shown[:-1]]
-        table.add_row(*cells)
+        table.add_row(*(f"{escape(text)}\n[dim]{escape(below)}[/]" if below else escape(text) for text, below in row))
     return table
 
 
-_LEVELS = 4
+_FIGURES = 4
 """Columns of figures: batch, both levels, their ratio."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from reports.charts.chart import svg_of
@@ -51,6 +53,9 @@ def summary(analysis: Analysis) -> str:
     """The one thing that is said of several cells together."""
     found = analysis.ratios
     if found is None:
+        unproven = any(cell.ratio.value is not None and cell.outcome not in _NO_EFFECT for cell in analysis.cells)
+        if unproven:
+            return "No cell's candidate is known to have run specialised: no ratio is named here."
         return "No cell has a ratio to be named here."
     which = f"{found.cells} {found.of}" if found.cells > 1 else found.of.replace("cells", "the one cell")
     if found.cells == 1:
@@ -58,6 +63,60 @@ def summary(analysis: Analysis) -> str:
     return (
         f"Ratio candidate / baseline over {which}: {found.low:.3f} to {found.high:.3f}. No average is taken over cells."
     )
+
+
+_NO_EFFECT = ("no result", "acceptance differs")
+
+
+def finished(analysis: Analysis) -> str:
+    """ "11 of 12 windows finished"."""
+    return f"{len(analysis.windows)} of {len(analysis.windows) + analysis.missing} windows finished"
+
+
+def notes(analysis: Analysis) -> list[str]:
+    """What was set aside or dropped while reading, and what windows say of themselves, those that say the same
+    together."""
+    said = Counter(note for window in analysis.windows for note in window.notes)
+    return [
+        *(f"{each.name}: not judged, {each.why}" for each in analysis.set_aside),
+        *analysis.notes,
+        *(f"{_many(count, 'window')}: {note}" for note, count in said.items()),
+    ]
+
+
+def brief(table: Table) -> Grid:
+    """The same as ``rates``, as narrow as a terminal asks for: baseline's above candidate's in the last columns."""
+    head = ["batch", "base", "cand.", "ratio", "outcome", "per step", "path"]
+    rows = []
+    for cell in table.cells:
+        sides = (cell.baseline, cell.candidate)
+        rows.append(
+            [
+                (str(cell.batch), ""),
+                *((_level(rate), _narrow(_interval(rate))) for rate in (side.decode_tokens_per_s for side in sides)),
+                (_ratio(cell.ratio), _narrow(_between(cell.ratio))),
+                (cell.outcome, ""),
+                ("\n".join(_per_step(side.tokens_per_step.value) for side in sides), ""),
+                ("\n".join(_brief_path(side) for side in sides), ""),
+            ]
+        )
+    return Grid(head, rows)
+
+
+def _narrow(interval: str) -> str:
+    return interval.replace(" to ", "–")
+
+
+def _brief_path(side: Side) -> str:
+    """ "specialised 100%", "FULL 98%", "standard"."""
+    path = side.path
+    if path.share is not None and path.counted == "specialised":
+        return f"specialised {path.share:.0%}"
+    if path.status == "specialised":
+        return "spec., predicted"
+    if path.full_graphs is not None:
+        return f"FULL {path.full_graphs:.0%}"
+    return path.status.removesuffix(" decode")
 
 
 def rates(analysis: Analysis, table: Table) -> Grid:
@@ -244,12 +303,12 @@ def _windows(analysis: Analysis) -> Grid:
 def _window_row(each: WindowResult) -> list[tuple[str, str]]:
     found = each.figures
     lag = f"{each.client_lag_ms:.2f} ms" if each.client_lag_ms is not None else words.DASH
-    limit = f"limit {each.client_lag_limit_ms:.2f} ms" if each.client_lag_limit_ms is not None else ""
+    limit = f"limit {each.client_lag_limit_ms:.2f} ms, {each.limit_is}" if each.client_lag_limit_ms is not None else ""
     return [
         (each.name, "; ".join(each.notes)),
         (str(each.cell + 1), ""),
         (str(each.pass_number), ""),
-        (words.number(found.decode_tokens_per_s, 4), "") if found else ("no result", "; ".join(each.why)),
+        (words.number(found.decode_tokens_per_s, 4), "") if found else ("no result", "; ".join(map(str, each.why))),
         (words.seconds(found.window_s) if found else words.DASH, ""),
         (words.count(found.steps) if found else words.DASH, ""),
         (words.seconds(found.step_s) if found else words.DASH, ""),

@@ -55,8 +55,11 @@ def load(path: Path) -> Run:
             continue
         try:
             window = msgspec.json.decode((folder / "window.json").read_bytes(), type=Window)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            set_aside.append(SetAside(folder.name, backend_of(folder), "never started: no readable window.json"))
+        except FileNotFoundError:
+            set_aside.append(SetAside(folder.name, backend_of(folder), "never started: no window.json"))
+            continue
+        except msgspec.MsgspecError:
+            set_aside.append(SetAside(folder.name, backend_of(folder), "its window.json is damaged"))
             continue
         if ".interrupted-" in folder.name or not window.finished or window.ended_ns is None:
             why = window.cut_short or "not finished"

@@ -12,6 +12,8 @@ from reports.blocks import counted
 from reports.chunks import disagreeing, slabs
 from reports.counters import deltas, edge_readings
 from reports.decode import acceptance
+from reports.decode.emulated import delay_ms
+from reports.decode.reasons import Reason
 from reports.decode.run import LoadedWindow
 from reports.decode.window import FEWEST_STEPS, Common, Figures, Stream, common, figures
 from reports.measures import IMPOSSIBLE, KEY, uncached_input
@@ -41,7 +43,7 @@ class WindowResult(msgspec.Struct, frozen=True, kw_only=True):
     pass_number: int
     """From 1: passes of its backend over the cells."""
     figures: Figures | None
-    why: list[str]
+    why: list[Reason]
     opens_ns: int | None
     """Of the common decode window, as is the close: by the client's clock."""
     closes_ns: int | None
@@ -51,6 +53,10 @@ class WindowResult(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per step, three ways."""
     client_lag_ms: float | None
     client_lag_limit_ms: float | None
+    limit_is: str
+    """The limit's rule, in words."""
+    emulator_delay_ms: float | None
+    """Of the embedded emulator, against its own step times; null: it is none."""
     token_sources: dict[str, int]
     statuses: dict[str, int]
     failures: dict[str, int]
@@ -81,17 +87,25 @@ def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float)
     why = _spoilt(loaded, turns, cell)
     found = common(streams) if streams and not why else None
     if not why and (found is None or found.steps < FEWEST_STEPS):
-        why.append(f"{_too_short(found, cell.batch)}: raise decode.output_tokens")
-    lag, limit = _lag(loaded, found)
+        why.append(_too_short(found, cell.batch))
+    limit, limit_is = _limit(found) if found else (None, "")
+    lag = _lag(loaded, found) if found else None
+    delay = delay_ms(loaded.path / "server", found.opens_ns, found.closes_ns) if found else None
+    slower = ", or lower time_scale" if time_scale != 1 else ""
     notes: list[str] = []
     if lag is not None and limit is not None and lag > limit:
-        why.append(
-            f"the client's event loop was {lag:.1f} ms late, limit {limit:.1f} ms: use a host with idle cores"
-            + (", or lower time_scale" if time_scale != 1 else "")
-        )
+        advice = f"use a host with idle cores{slower}"
+        why.append(Reason("the client's event loop was late", lag / limit, _of(lag, limit, limit_is), advice))
     elif found is not None and lag is None:
-        missing = "the client left no sample of its event loop's lag"
-        (why if found.length_ns > _SURELY_SAMPLED_NS else notes).append(missing)
+        missing = "no sample of the client's event loop is left (w0.health.jsonl): how late it ran is not known"
+        if found.length_ns > _SURELY_SAMPLED_NS:
+            why.append(Reason(missing))
+        else:
+            notes.append(missing)
+    if delay is not None and limit is not None and abs(delay) > limit:
+        advice = f"use a host with idle cores{slower}"
+        kind = "the emulator was off its own step times"
+        why.append(Reason(kind, abs(delay) / limit, _of(delay, limit, limit_is), advice))
     edges = edge_readings(loaded)
     if isinstance(edges, str):
         counters = None
@@ -101,7 +115,7 @@ def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float)
         counters = acceptance.from_counters(grown, cell.batch)
         if any(delta.reset for delta in grown):
             counters = None
-            why.append("the server's counters were reset: it was started anew inside the window")
+            why.append(Reason("the server's counters were reset: it was started anew inside the window"))
     spent = gpus.energy(gpus.edges_of(loaded))
     output = sum(stream.output for stream in streams)
     judged = found if not why else None
@@ -120,6 +134,8 @@ def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float)
         from_counters=counters if judged else None,
         client_lag_ms=lag,
         client_lag_limit_ms=limit,
+        limit_is=limit_is,
+        emulator_delay_ms=delay,
         token_sources=counted(turns, pl.col("token_source").fill_null("unknown")),
         statuses=counted(turns, pl.col("status")),
         failures=counted(turns.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")),
@@ -128,34 +144,37 @@ def judge(loaded: LoadedWindow, cell: Cell, pass_number: int, time_scale: float)
     )
 
 
-def _spoilt(loaded: LoadedWindow, turns: pl.DataFrame, cell: Cell) -> list[str]:
-    """Why the window's streams are not those of the cell, in words."""
-    why = []
-    if len(turns) != cell.batch:
-        why.append(f"{len(turns)} of {cell.batch} streams are recorded")
-    failures = counted(turns.filter(pl.col("status") != "ok"), pl.coalesce("error", "status"))
-    why += [f"{count} of {cell.batch} streams: {error}" for error, count in failures.items()]
+def _of(figure_ms: float, limit_ms: float, limit_is: str) -> str:
+    return f"{figure_ms:.1f} ms of {limit_ms:.1f} allowed ({limit_is})"
+
+
+def _spoilt(loaded: LoadedWindow, turns: pl.DataFrame, cell: Cell) -> list[Reason]:
+    """Why the window's streams are not those of the cell."""
+
+    def reason(kind: str, count: int, advice: str = "") -> list[Reason]:
+        return [Reason(kind, count, f"{count} of {cell.batch} streams", advice)] if count else []
+
     ok = turns.filter(pl.col("status") == "ok")
-    uncounted = ok.filter(
-        pl.col("token_source").is_null() | pl.col("output_tokens").is_null() | (pl.col("chunk_count") == 0)
-    )
-    if len(uncounted):
-        why.append(f"{len(uncounted)} of {cell.batch} streams have no token count by the server")
-    short = ok.filter(pl.col("output_tokens") < 2)
-    if len(short):
-        why.append(f"{len(short)} of {cell.batch} streams have one token: raise decode.output_tokens")
-    if impossible := len(ok.filter(IMPOSSIBLE)):
-        why.append(f"{impossible} of {cell.batch} streams have impossible times")
-    if wrong := disagreeing(loaded, ok):
-        why.append(f"{wrong} of {cell.batch} streams have chunks that are not those of their record")
-    return why
+    uncounted = pl.col("token_source").is_null() | pl.col("output_tokens").is_null() | (pl.col("chunk_count") == 0)
+    why = reason("not recorded", abs(cell.batch - len(turns)))
+    for error, count in counted(turns.filter(pl.col("status") != "ok"), pl.coalesce("error", "status")).items():
+        why += reason(error, count)
+    why += reason("no token count by the server", len(ok.filter(uncounted)))
+    why += reason("one token only", len(ok.filter(pl.col("output_tokens") < 2)), _LONGER)
+    why += reason("impossible times", len(ok.filter(IMPOSSIBLE)))
+    return why + reason("chunks that are not those of their record", disagreeing(loaded, ok))
 
 
-def _too_short(found: Common | None, batch: int) -> str:
+_LONGER = "raise decode.output_tokens"
+
+
+def _too_short(found: Common | None, batch: int) -> Reason:
     if found is None:
-        return "its streams never all decoded at once" if batch > 1 else "all tokens of its stream came at one moment"
+        never = "its streams never all decoded at once" if batch > 1 else "all tokens of its stream came at one moment"
+        return Reason(never, advice=_LONGER)
     decoded = "its streams all decoded at once" if batch > 1 else "its stream decoded"
-    return f"{decoded} for {found.steps} steps only, fewer than {FEWEST_STEPS}"
+    told = f"{found.steps} of at least {FEWEST_STEPS}"
+    return Reason(f"{decoded} for too few steps", FEWEST_STEPS - found.steps, told, _LONGER)
 
 
 def uncached_all(turns: pl.DataFrame) -> int | None:
@@ -164,11 +183,14 @@ def uncached_all(turns: pl.DataFrame) -> int | None:
     return uncached_input(turns) if known else None
 
 
-def _lag(loaded: LoadedWindow, found: Common | None) -> tuple[float | None, float | None]:
-    """(worst P99 lag of the event loop, its limit), ms of the client; None: unknown."""
-    if found is None:
-        return None, None
+def _limit(found: Common) -> tuple[float, str]:
+    """Milliseconds of the client, and the rule that gives them."""
+    share, half = CLIENT_LAG * found.length_ns * 1e-6, found.gap_ns / 2 * 1e-6
+    return (share, f"{CLIENT_LAG:.0%} of the window") if share >= half else (half, "half a step")
+
+
+def _lag(loaded: LoadedWindow, found: Common) -> float | None:
+    """Worst P99 lag of the event loop, ms of the client; None: unknown."""
     inside = pl.col("t_ns").is_between(found.opens_ns, found.closes_ns + _SAMPLE_NS)
     lags = [samples.filter(inside)["loop_lag_ms_p99"].max() for samples in loaded.health]
-    known = [lag for lag in lags if isinstance(lag, float)]
-    return max(known, default=None), max(CLIENT_LAG * found.length_ns, found.gap_ns / 2) * 1e-6
+    return max((lag for lag in lags if isinstance(lag, float)), default=None)

@@ -120,6 +120,11 @@ def analyse_traces(baseline: Path, candidate: Path, model_layers: int | None) ->
 
     def side(role: Literal["baseline", "candidate"], path: Path) -> Side:
         found = layers(read_first([path]), model_layers)
+        if model_layers is not None and (found.units_per_step or 0) > model_layers:
+            raise UserError(
+                f"{path}: {found.units_per_step:g} units repeat in a step, more than a model of {model_layers} layers "
+                "has: give --layers as the model has them, or leave it out"
+            )
         return Side(
             name=role,
             role=role,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -31,7 +32,7 @@ def layers(
     candidate: Path,
     /,
     *,
-    layers: int | None = None,
+    layers: Annotated[int | None, Parameter(validator=Number(gte=1))] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
 ) -> int:
     """Compare kernels per layer of two traces of torch's profiler (*.pt.trace.json.gz) that are there already.

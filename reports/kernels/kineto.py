@@ -133,6 +133,10 @@ def read(path: Path) -> Activity:
     except (msgspec.MsgspecError, ValueError) as error:
         raise UserError(f"{path} holds GPU activity that is none of Kineto's: {error}. Profile again") from None
     kernels = np.array([category == KERNEL for _, category in numbers], dtype=np.bool_)
+    if not others + len(which):
+        raise NoKernels(
+            f"{path} holds no events: its profiler was stopped before it recorded anything. Profile again, for longer"
+        )
     if not kernels.any():
         raise NoKernels(
             f"{path} has no GPU kernels, only {others + len(which):,} other events: it is the trace of a server "

@@ -247,6 +247,11 @@ def _layers_per_unit(model_layers: int | None, units_per_step: float | None) -> 
         return 1, ["the model's number of layers is not known: a repeating unit is taken for one layer"]
     if not units_per_step:
         return 1, ["units lie in no step that is seen: a repeating unit is taken for one layer"]
+    if units_per_step > model_layers:
+        return 1, [
+            f"{units_per_step:g} units repeat in a step, more than the model's {model_layers} layers: a drafter's are "
+            "among them, or a layer holds several; a unit is taken for one layer"
+        ]
     exact = model_layers / units_per_step
     each = max(1, round(exact))
     notes = []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import gc
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,9 +107,9 @@ def test_prompts_are_the_same_for_a_key_and_share_nothing_between_keys() -> None
 
 def test_streams_are_sessions_of_one_turn() -> None:
     cell = Cell(batch=3, input_tokens=5, output_tokens=7, setup=0)
-    found = batch.fresh(RENDERING, cell, "key")
+    found = batch.fresh(RENDERING, cell, "key", "7.1")
     assert [(each.session.id, each.lane, each.number, each.play.number) for each in found] == [
-        (str(stream), stream, 0, 0) for stream in range(3)
+        (f"7.1.{stream}", stream, 0, 0) for stream in range(3)
     ]
     assert {(each.turn.input_tokens, each.turn.output_tokens, each.turn.ideal_cached) for each in found} == {(5, 7, 0)}
     assert len({each.digest for each in found}) == 3
@@ -125,6 +128,18 @@ def test_streams_are_sessions_of_one_turn() -> None:
             SERVED,
             "batch 4, ISL 2000, OSL 49 takes 2,049 tokens of context, but the baseline allows 2,048",
         ),
+        (
+            {"input_tokens": [1001]},
+            EMULATED | {"emulator": {"max_model_len": 2000}},
+            "takes 2,001 tokens of context, but the baseline allows 2,000",
+        ),
+        ({"output_tokens": [3]}, EMULATED, "fewer than 10 steps, .*output_tokens to at least 11"),
+        ({"output_tokens": [80], "speculation": [{"draft_tokens": 7}]}, EMULATED, "to at least 81"),
+        (
+            {"output_tokens": [60], "speculation": [{"draft_tokens": 7, "acceptance_length": 6}]},
+            EMULATED,
+            "to at least 61",
+        ),
         ({"batch": [300]}, EMULATED, "batch 300, ISL 1, OSL 1000 would not decode together"),
         ({"speculation": [{"draft_tokens": 8}]}, EMULATED, "at most 7 draft tokens, not 8"),
         ({}, EMULATED | {"gpus": None}, "not matched"),
@@ -136,6 +151,39 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(
     changes = {} if decode is not None else {"workload": {"demo": True}}
     with pytest.raises(UserError, match=words):
         planned(experiment(decode, both, **changes), lambda event: None, allow_unmatched=False)
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "entry"),
+    [(11, "none"), (81, {"draft_tokens": 7}), (31, {"draft_tokens": 3, "acceptance_rates": [1, 0.5, 0.5]})],
+)
+def test_ten_steps_are_enough(output_tokens: int, entry: Any) -> None:
+    described = experiment({"output_tokens": [output_tokens], "speculation": [entry]})
+    planned(described, lambda event: None, allow_unmatched=False)
+
+
+def test_no_stream_keeps_its_error_for_itself() -> None:
+    """A full disk fails the record of every stream."""
+
+    async def unwritable(outgoing: object, phase: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def connect_ahead(count: int) -> None:
+        pass
+
+    unheard: list[dict[str, Any]] = []
+
+    async def decode() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+        cell = Cell(batch=9, input_tokens=5, output_tokens=7, setup=0)
+        wire: Any = SimpleNamespace(connect_ahead=connect_ahead)
+        sender: Any = SimpleNamespace(record=unwritable)
+        await batch.decode(wire, sender, batch.fresh(RENDERING, cell, "key"), "measured")
+
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(decode())
+    gc.collect()
+    assert unheard == []
 
 
 def test_data_parallel_ranks_run_requests_each() -> None:
@@ -156,5 +204,5 @@ def test_what_it_takes_is_told() -> None:
     assert told["windows"].startswith("16: 2 cells, 4 passes")
     # toy: 250 and 450 tokens/s, 900 and 1550 with drafts; four windows of 6000 tokens each, four times as fast
     minutes = 4 * 6000 * (1 / 250 + 1 / 450 + 1 / 900 + 1 / 1550) / 4 / 60
-    assert told["time"] == f"about {minutes:.1f} minutes of decoding"
+    assert told["time"] == f"about {minutes:.1f} minutes for the windows alone; starts and preflight come on top"
     assert "starts" not in told

@@ -13,6 +13,7 @@ from replay import matching
 from replay.backends import emulator_settings
 from replay.emulator.speculation import Speculation
 from replay.experiment import Experiment, experiment_of
+from replay.preflight import without_servers
 from replay.records import Cell
 from replay.speculation import cells, label, recorded, with_speculation
 from workloads.errors import UserError
@@ -46,7 +47,6 @@ def told(described: Experiment) -> dict[str, dict[str, Any] | None]:
 @pytest.mark.parametrize(
     ("entry", "config"),
     [
-        ("none", None),
         (
             DSPARK | {"acceptance_length": 6},
             {
@@ -72,7 +72,7 @@ def told(described: Experiment) -> dict[str, dict[str, Any] | None]:
         ),
     ],
 )
-def test_both_servers_get_the_same_words(entry: Any, config: dict[str, Any] | None) -> None:
+def test_both_servers_get_the_same_words(entry: Any, config: dict[str, Any]) -> None:
     described = experiment(["none", entry], SERVED)
     assert told(with_speculation(described, 1)) == {"baseline": config, "candidate": config}
     assert told(with_speculation(described, 0)) == {"baseline": None, "candidate": None}
@@ -166,3 +166,34 @@ def test_labels_tell_settings_apart() -> None:
         "1 draft tokens, synthetic acceptance rates",
     ]
     assert recorded(decode.speculation[2]).acceptance_length == 6
+
+
+def test_the_emulator_takes_only_methods_of_vllm() -> None:
+    for method in ("ngram", "eagle3", "kimi_k3_mtp"):
+        with_speculation(experiment([{"draft_tokens": 1, "method": method}], EMULATED), 0)
+    with pytest.raises(UserError, match="method 'banana' is not known: known are ngram, "):
+        with_speculation(experiment([{"draft_tokens": 1, "method": "banana"}], EMULATED), 0)
+    with pytest.raises(UserError, match=r"'dsprak' is not known: did you mean dspark\?"):
+        with_speculation(experiment([{"draft_tokens": 1, "method": "dsprak"}], EMULATED), 0)
+
+
+@pytest.mark.parametrize(("method", "warnings"), [("dsprak", 1), ("dspark", 0)])
+def test_a_server_may_know_more_methods_than_we(method: str, warnings: int) -> None:
+    described = with_speculation(experiment([{"draft_tokens": 1, "method": method}], SERVED), 0)
+    told: list[str] = []
+    without_servers(described, lambda event: told.append(event.text))
+    assert len([text for text in told if "speculative method 'dsprak' is not known" in text]) == warnings
+
+
+@pytest.mark.parametrize(
+    ("speculation", "decode", "words"),
+    [
+        (["none"], {"batch": [2, 4, 2]}, r"decode\.batch: 2 stands twice"),
+        (["none"], {"output_tokens": [50, 50]}, r"decode\.output_tokens: 50 stands twice"),
+        ([{"batch": [1, 1]}], {}, "1 stands twice"),
+        ([DSPARK, "none", DSPARK | {"batch": [8]}], {}, "speculation has one setting twice"),
+    ],
+)
+def test_nothing_is_named_twice(speculation: list[Any], decode: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        experiment(speculation, EMULATED, **decode)

@@ -15,6 +15,8 @@ from replay.records import Cell, GpuReading, Snapshot, Speculation, Window
 from reports.cli import report
 from reports.decode.analysis import Analysis, analyse
 from reports.decode.cells import CellResult
+from reports.decode.page import summary
+from reports.decode.reasons import Reason, grouped
 from tests.reports.decode.make_tables import (
     BASELINE,
     CANDIDATE,
@@ -23,7 +25,7 @@ from tests.reports.decode.make_tables import (
     make_tables,
     rule,
 )
-from tests.reports.make_run import MS, failed, write_snapshots
+from tests.reports.make_run import MS, failed, request, write_snapshots
 
 DSPARK = Speculation(draft_tokens=7, method="dspark", acceptance_length=6.0)
 
@@ -80,11 +82,11 @@ def test_a_window_with_a_failed_stream_is_no_result_and_is_told(tmp_path: Path) 
     def fail(index: int, backend: str, cell: Cell, rows: Streams) -> Streams:
         return [(failed(rows[0][0]), []), *rows[1:]] if index == 1 else rows
 
-    analysis = analyse(make_tables(tmp_path, batches=(4,), change=fail))
+    analysis = analyse(make_tables(tmp_path, batches=(4,), change=fail, path=rule()))
     cell = only(analysis)
-    assert (cell.baseline.windows, cell.baseline.without) == (5, {"1 of 4 streams: http 503": 1})
+    assert (cell.baseline.windows, cell.baseline.without) == (5, {"http 503, 1 of 4 streams": 1})
     assert cell.outcome == "candidate faster"
-    assert any("left out 1 x 1 of 4 streams: http 503" in mark for mark in cell.marks)
+    assert any("left out 1 x http 503, 1 of 4 streams" in mark for mark in cell.marks)
     assert analysis.windows[0].figures is None
 
 
@@ -114,14 +116,14 @@ def test_a_missing_stream_and_short_streams_spoil_a_window(tmp_path: Path) -> No
         return rows[1:] if backend == CANDIDATE else rows
 
     cell = only(analyse(make_tables(tmp_path / "a", batches=(4,), change=drop)))
-    assert "3 of 4 streams are recorded" in cell.reasons[0]
+    assert "not recorded, 1 of 4 streams" in cell.reasons[0]
     cell = only(analyse(make_tables(tmp_path / "b", batches=(4,), output=9)))
-    assert "its streams all decoded at once for 8 steps only, fewer than 10: raise decode.out" in cell.reasons[0]
+    assert "its streams all decoded at once for too few steps, 8 of at least 10: raise decode.out" in cell.reasons[0]
 
 
 def test_what_is_too_short_in_a_batch_of_one(tmp_path: Path) -> None:
     cell = only(analyse(make_tables(tmp_path / "a", batches=(1,), output=9)))
-    assert "its stream decoded for 8 steps only, fewer than 10: raise decode.output_tokens" in cell.reasons[0]
+    assert "its stream decoded for too few steps, 8 of at least 10: raise decode.output_tokens" in cell.reasons[0]
 
     def at_once(index: int, backend: str, cell: Cell, rows: Streams) -> Streams:
         ((record, chunks),) = rows
@@ -135,7 +137,7 @@ def test_what_is_too_short_in_a_batch_of_one(tmp_path: Path) -> None:
 def test_a_client_that_was_too_busy_is_no_result(tmp_path: Path) -> None:
     cell = only(analyse(make_tables(tmp_path, batches=(1,), loop_lag_ms=30.0)))
     assert cell.outcome == "no result"
-    assert "event loop was 30.0 ms late" in cell.reasons[0]
+    assert "event loop was late, 30.0 ms of 10.0 allowed (1% of the window)" in cell.reasons[0]
 
 
 def test_one_window_or_one_pass_is_not_enough(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_br_31_other_acceptance_is_no_effect_of_the_backend(tmp_path: Path) -> N
 
 
 def test_counters_are_trusted_where_chunks_carry_several_steps(tmp_path: Path) -> None:
-    cell = only(analyse(make_tables(tmp_path, batches=(2,), output=201, per_chunk=10)))
+    cell = only(analyse(make_tables(tmp_path, batches=(2,), output=201, per_chunk=10, path=rule())))
     per_step = cell.candidate.tokens_per_step
     assert (per_step.chunks, per_step.usage, per_step.counters) == (10.0, 10.0, 1.0)
     assert (per_step.trusted, per_step.value, per_step.agree) == ("counters", 1.0, False)
@@ -304,3 +306,87 @@ def test_files_are_written_although_the_reader_of_the_output_has_left(tmp_path: 
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(1.5, "faster, path unknown"), (0.7, "slower, path unknown")])
+def test_an_effect_whose_path_is_unknown_is_told_so(tmp_path: Path, ratio: float, outcome: str) -> None:
+    analysis = analyse(make_tables(tmp_path, batches=(1,), ratio=ratio))  # no rule, no log
+    assert only(analysis).outcome == outcome
+    assert analysis.ratios is None
+    assert "No cell's candidate is known to have run specialised" in summary(analysis)
+
+
+def test_what_is_missing_is_told_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_tables(tmp_path, batches=(1,))
+    first, second, third, *_ = sorted((run / "windows").glob("*"))
+    (first / "window.json").write_bytes(b'{"index": 1, "back')
+    (second / "window.json").unlink()
+    (third / "w0.health.jsonl").unlink()
+    report(run)
+    shown = capsys.readouterr().out
+    assert "10 of 12 windows finished" in shown
+    assert "baseline: 4 of 6 planned windows finished" in shown
+    assert f"{first.name}: not judged, its window.json is damaged" in shown
+    assert f"{second.name}: not judged, never started" in shown
+    assert "1 window: no sample of the client's event loop is left (w0.health.jsonl)" in shown
+
+
+def test_failed_streams_of_a_warm_up_are_told(tmp_path: Path) -> None:
+    run = make_tables(tmp_path, batches=(1,))
+    for folder in (run / "windows").glob(f"*-{CANDIDATE}"):
+        cold = failed(request(session="7", phase="warmup")[0])
+        with (folder / "w0.requests.jsonl").open("ab") as file:
+            file.write(msgspec.json.encode(cold) + b"\n")
+    cell = only(analyse(run))
+    assert (cell.baseline.warmup_failures, cell.candidate.warmup_failures) == ({}, {"http 503": 6})
+    assert "candidate: streams of the warm-up failed: 6 x http 503" in cell.marks
+
+
+@pytest.mark.parametrize(("slower", "judged"), [(1.0, True), (1.005, True), (1.065, False), (0.9, False)])
+def test_an_emulator_that_was_off_its_own_step_times_is_no_result(tmp_path: Path, slower: float, judged: bool) -> None:
+    """Its log has steps of 10 ms (of the client's), its writes come ``slower`` times as far apart."""
+
+    def change(index: int, backend: str, cell: Cell, rows: Streams) -> Streams:
+        return [stretched(row, slower) for row in rows]
+
+    run = make_tables(tmp_path, batches=(1,), noise=0.0, ratio=1.0, change=change, emulated=True, time_scale=60.0)
+    for folder in (run / "windows").glob("*"):
+        record = msgspec.json.decode((folder / "w0.requests.jsonl").read_bytes().splitlines()[1])
+        first = record["first_token_ns"]
+        server = folder / "server"
+        server.mkdir()
+        step = {"t_ns": first, "end_ns": first + 1000 * MS, "steps": 100, "rows": 1, "prompt_tokens": 0,
+                "decode_tokens": 100, "specialised": True, "reason": "", "late_ns": 0}  # fmt: skip
+        writes = [[first + round(number * 10 * MS * slower), 1] for number in range(101)]
+        (server / "steps.jsonl").write_bytes(msgspec.json.encode(step) + b'\n{"torn')
+        (server / "emissions.jsonl").write_bytes(msgspec.json.encode({"emissions": writes}) + b"\n")
+    analysis = analyse(run)
+    assert [window.figures is not None for window in analysis.windows] == [judged] * 12
+    for window in analysis.windows:
+        assert window.emulator_delay_ms == pytest.approx(1000 * (slower - 1), abs=0.01)
+    if not judged:
+        assert "the emulator was off its own step times" in only(analysis).reasons[0]
+        assert "lower time_scale" in only(analysis).reasons[0]
+
+
+def test_reasons_that_differ_only_in_numbers_are_one() -> None:
+    late = [Reason("it was late", ms / 50, f"{ms} ms of 50 allowed", "use idle cores") for ms in (60, 81, 70)]
+    assert grouped([*late, Reason("http 503", 1, "1 of 4 streams"), Reason("http 500", 1, "1 of 4 streams")]) == {
+        "it was late, worst 81 ms of 50 allowed: use idle cores": 3,
+        "http 503, 1 of 4 streams": 1,
+        "http 500, 1 of 4 streams": 1,
+    }
+
+
+def test_the_table_fits_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run = make_tables(tmp_path, batches=(1, 64), path=rule())
+    add_step_logs(run)
+    add_step_logs(run, backend=BASELINE)
+    report(run)
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "specialised 100%" in shown
+    assert "FULL 100%" in shown

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.kernels import kineto
-from reports.kernels.kineto import display_name, read, read_first
+from reports.kernels.kineto import NoKernels, display_name, read, read_first
 from tests.reports.kernels.traces import Run, event, write
 from workloads.errors import UserError
 
@@ -93,9 +93,11 @@ def test_gpu_activity_of_another_kind(tmp_path: Path, change: dict[str, Any]) ->
 
 
 def test_no_gpu_kernels(tmp_path: Path) -> None:
-    for events in ([], [LAUNCH] * 3, [event(RUNS[1])]):
+    for events in ([LAUNCH] * 3, [event(RUNS[1])]):
         with pytest.raises(UserError, match=r"no GPU kernels, .* with CUDA among the profiler's activities"):
             read(write(tmp_path / "trace", events))
+    with pytest.raises(NoKernels, match="holds no events"):
+        read(write(tmp_path / "trace", []))
 
 
 def test_no_trace(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cyclopts
 import msgspec
 import pytest
 
@@ -162,7 +163,7 @@ def test_runs_without_a_result(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     [trace] = (run / "profiles" / "special").glob("*rank0*")
     write(trace, [])
-    with pytest.raises(UserError, match="no GPU kernels"):
+    with pytest.raises(UserError, match="holds no events"):
         report(run)
     (run / "profiles" / "special" / "profile.json").unlink()
     with pytest.raises(UserError, match="no finished profile of special"):
@@ -173,10 +174,20 @@ def test_two_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "run")
     [baseline] = (run / "profiles" / "standard").glob("*rank0*")
     [candidate] = (run / "profiles" / "special").glob("*rank0*")
-    assert layers(baseline, candidate, layers=10, output=tmp_path / "out") == 0
+    assert layers(baseline, candidate, layers=20, output=tmp_path / "out") == 0
     printed = capsys.readouterr().out
     assert "not matched" in printed
     assert rows(tmp_path / "out")["Kernels per layer"][0] == 23
     before = {path.name for path in baseline.parent.iterdir()}
     assert layers(baseline, candidate) == 0
     assert {path.name for path in baseline.parent.iterdir()} == before
+    with pytest.raises(UserError, match="20 units repeat in a step, more than a model of 7 layers has: give --layers"):
+        layers(baseline, candidate, layers=7)
+
+
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_layers_are_at_least_one(number: str) -> None:
+    app = cyclopts.App()
+    app.command(layers)
+    with pytest.raises(cyclopts.ValidationError, match=">= 1"):
+        app.parse_args(["layers", "a", "b", "--layers", number], exit_on_error=False, print_error=False)
