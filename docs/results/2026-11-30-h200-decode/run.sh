@@ -1,4 +1,4 @@
-# c.sh DIR_OF_PARTS: install, both servers, decode table, vllm bench serve, profile. Everything of issue C on one H200.
+# Issue C on one H200: servers, decode table, vllm bench serve, profile. The files beside it and those of the hand-out (gpu/) in .gpu.
 export VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1
 T0=$(date +%s); say() { echo "== $(( $(date +%s) - T0 )) s: $*"; }
 bash .gpu/install_vllm.sh /tmp/w 2>&1 | tail -1
