@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +13,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from replay import rundir
 from replay.experiment import Experiment
 from replay.progress import Event
 from workloads.errors import UserError
@@ -26,7 +26,6 @@ data_app = App(name="data", help="Benchmark data: you bring them, decodegate che
 app.command(data_app)
 
 _SHOWN = 10
-_RUNS = Path("runs")
 _PLAIN_EVERY_S = 10.0
 
 
@@ -59,7 +58,7 @@ def sit(
         for name, text in plan.lines(planned, plan.sittings(planned, experiment.serving.blocks_per_start)).items():
             console.print(f"{name:<13}{text}", markup=False)
         return None
-    folder = run or (_latest(experiment.name) if resume else _new(experiment.name))
+    folder = run or (rundir.latest(experiment.name, "eval", "evals") if resume else rundir.new_folder(experiment.name))
     try:
         with _showing(console) as show:
             harness.measure(experiment, folder, tell, show, resume=resume, limit=limit, allow_unmatched=allow_unmatched)
@@ -69,21 +68,6 @@ def sit(
         words = f"interrupted; what was answered is kept: continue with --resume --run {folder}"
         raise UserError(words) from None
     return folder
-
-
-def _new(name: str) -> Path:
-    return _RUNS / f"{_slug(name)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
-
-
-def _latest(name: str) -> Path:
-    found = sorted(_RUNS.glob(f"{_slug(name)}-*/evals/manifest.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise UserError(f"--resume: no run of {name!r} in {_RUNS}/ by decodegate eval: name it with --run")
-    return found[-1].parent.parent
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "run"
 
 
 @contextmanager

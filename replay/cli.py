@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -23,7 +22,6 @@ from replay.progress import Event, Finding, Tell
 from replay.servers import Servers
 from workloads.errors import UserError
 
-_RUNS = Path("runs")
 _PLAIN_EVERY_S = 10.0
 
 
@@ -103,7 +101,7 @@ def _check_servers(described: Experiment, console: Console, tell: Tell) -> list[
 def _plan(experiment: Experiment, scratch: Path, tell: Tell) -> Planned:
     """The plan of a comparison that is not to be measured now, with all that would be refused let pass."""
     with Servers(experiment, scratch, tell) as servers:
-        return make_plan(experiment, servers, scratch, tell, allow_unmatched=True, room=_RUNS)
+        return make_plan(experiment, servers, scratch, tell, allow_unmatched=True, room=rundir.RUNS)
 
 
 @contextmanager
@@ -144,7 +142,7 @@ def compare(
         if dry_run:
             _dry_run(experiment, console, tell)
             return None
-        folder = run or (_latest(experiment.name, "compare") if resume else _new_folder(experiment.name))
+        folder = run or (rundir.latest(experiment.name, "compare") if resume else rundir.new_folder(experiment.name))
         with _interruptible(folder), Servers(experiment, folder, tell) as servers:
             if resume:
                 manifest = resume_run(experiment, folder)
@@ -173,7 +171,7 @@ def decode(
     if dry_run:
         _show(console, decode_bench.lines(decode_bench.planned(experiment, tell, allow_unmatched=allow_unmatched)))
         return None
-    folder = run or (_latest(experiment.name, "decode") if resume else _new_folder(experiment.name))
+    folder = run or (rundir.latest(experiment.name, "decode") if resume else rundir.new_folder(experiment.name))
     with _interruptible(folder):
         decode_bench.measure(experiment, folder, tell, resume=resume, allow_unmatched=allow_unmatched)
     return folder
@@ -192,7 +190,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 def profile_layers(experiment: Experiment, wanted: profile.Wanted, *, run: Path | None, allow_unmatched: bool) -> Path:
     """Profile both backends' decode steps, showing progress; returns the run directory."""
-    folder = run or _new_folder(f"{experiment.name}-profile")
+    folder = run or rundir.new_folder(f"{experiment.name}-profile")
     with showing(Console()) as tell:
         tell(Event(text=f"run directory: {folder}"))
         profile.measure(experiment, folder, wanted, tell, allow_unmatched=allow_unmatched)
@@ -242,22 +240,6 @@ def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
     for reason in planned.prepared.matching.unmatched:
         words = f"not matched: {reason}: compare will refuse without --allow-unmatched"
         console.print(words, style="red", highlight=False, markup=False, soft_wrap=True)
-
-
-def _new_folder(name: str) -> Path:
-    return _RUNS / f"{_slug(name)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
-
-
-def _latest(name: str, kind: str) -> Path:
-    found = sorted(_RUNS.glob(f"{_slug(name)}-*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    found = [path for path in found if rundir.kind(path.parent) == kind]
-    if not found:
-        raise UserError(f"--resume: no run of {name!r} in {_RUNS}/ by decodegate {kind}: name it with --run")
-    return found[-1].parent
-
-
-def _slug(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "run"
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +21,9 @@ from workloads.errors import UserError
 
 M = TypeVar("M", bound=RunFacts)
 T = TypeVar("T", bound=msgspec.Struct)
+
+RUNS = Path("runs")
+"""Runs that are not named go here."""
 
 
 class _Kind(msgspec.Struct):
@@ -39,6 +43,25 @@ def write_json(path: Path, value: msgspec.Struct) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
     os.replace(temporary, path)
+
+
+def new_folder(name: str) -> Path:
+    """Where a run of that name goes that is started now: RUNS/NAME-DATE-TIME."""
+    return RUNS / f"{_slug(name)}-{datetime.now().strftime('%Y%m%d-%H%M%S')}"
+
+
+def latest(name: str, verb: str, part: str = "") -> Path:
+    """The latest run of that name in RUNS whose manifest, in its folder ``part``, is that verb's. Raises UserError if
+    there is none."""
+    found = [path for path in RUNS.glob(f"{_slug(name)}-*") if (path / part / "manifest.json").exists()]
+    found = [path for path in found if kind(path / part) == verb]
+    if not found:
+        raise UserError(f"--resume: no run of {name!r} in {RUNS}/ by decodegate {verb}: name it with --run")
+    return max(found, key=lambda path: (path / part / "manifest.json").stat().st_mtime)
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name).strip("-") or "run"
 
 
 def create(run: Path, parts: str, *, resumable: bool = True) -> None:
