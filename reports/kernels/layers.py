@@ -5,7 +5,7 @@ Under CUDA graphs a trace has no names of operators: kernels follow each other, 
 * **Steps** by a kernel that runs once in each (the sampler's, say): among kernels that come back at equal distances,
   those that are away longest.
 * **Odd kernels**, which do not run equally often in every step (a copy now and then), are left out of what follows,
-  and so are streams that run nothing of a unit.
+  and so are streams that most units run nothing on.
 * **The unit** by an anchor, a kernel that runs once in each layer. Between an anchor and the next lies one unit: as
   many of each kernel, whatever their order (two streams may swap it) every time. Every kernel of the trace is tried as
   the anchor; that between anchors which is found most often is its unit, and the smallest unit is taken that covers
@@ -35,6 +35,7 @@ _MOSTLY = 0.8  # share of steps, or spacings, that must agree
 _NO_CHANCE = 6  # places that do not lie evenly by chance
 _FEWEST = 3  # steps, and repetitions of a unit
 _NEARLY = 0.97  # of the best coverage
+_USED = 0.5  # share of units that run something on a stream of theirs
 _LEAST_COVERAGE = 0.4  # of kernels; below this, what repeats is not the model
 
 Ints = npt.NDArray[np.int64]
@@ -125,26 +126,41 @@ def layers(activity: Activity, model_layers: int | None = None) -> Layers:
     names = on_device.name
     marks = _step_marks(names)
     kept = _regular(names, marks)
-    unit = _unit_or_error(on_device, kept, marks)
-    # looked for again without the streams that no unit uses: a step's result is copied while the next one begins
-    streams = on_device.stream[kept[unit.starts[0] : unit.starts[0] + unit.size]]
-    kept = kept[np.isin(on_device.stream[kept], streams)]
-    unit = _unit_or_error(on_device, kept, marks)
-    members = kept[unit.starts[:, None] + np.arange(unit.size)]
+    unit, kept = _find_unit(on_device, kept, marks)
+    members = _members(unit, kept)
     units_per_step = _units_per_step(members[:, 0], marks)
     in_unit, notes = _layers_per_unit(model_layers, units_per_step)
     adjoins = np.flatnonzero(np.diff(unit.starts) == unit.size)
     return _measure(on_device, members, adjoins, marks, units_per_step, in_unit, notes)
 
 
-def _unit_or_error(on: Activity, kept: Ints, marks: Ints) -> _Unit:
-    unit = _find_unit(on.name[kept], np.searchsorted(kept, marks))
-    if unit is None:
+def _members(unit: _Unit, kept: Ints) -> Ints:
+    """Shape (units, size): indices of each unit's activity."""
+    return kept[unit.starts[:, None] + np.arange(unit.size)]
+
+
+def _find_unit(on: Activity, kept: Ints, marks: Ints) -> tuple[_Unit, Ints]:
+    """The unit, and the indices of activity that its starts count in: only those of the streams that it uses, since a
+    step's result may be copied on another one while the next step begins. Raises UserError if nothing repeats."""
+    by_streams: dict[tuple[int, ...], Ints] = {}
+    for unit in _units(on.name[kept], np.searchsorted(kept, marks)):
+        streams = on.stream[_members(unit, kept)]
+        used = tuple(int(each) for each in np.unique(streams) if (streams == each).any(axis=1).mean() > _USED)
+        by_streams[used] = kept[np.isin(on.stream[kept], used)]
+    found = [
+        (unit, narrowed, unit.coverage * len(narrowed) / len(kept))
+        for narrowed in by_streams.values()
+        for unit in _units(on.name[narrowed], np.searchsorted(narrowed, marks))
+    ]
+    best = max((coverage for *_, coverage in found), default=0.0)
+    if best < _LEAST_COVERAGE:
         raise UserError(
             f"{on.path}: no layer repeats among its {len(on.name):,} kernels and copies. Profile more steps of pure "
             "decoding (no prefill in between), with a batch that does not change"
         )
-    return unit
+    good = [each for each in found if each[2] >= _NEARLY * best]
+    unit, narrowed, _ = min(good, key=lambda each: (each[0].size, -each[2]))
+    return unit, narrowed
 
 
 def _step_marks(names: npt.NDArray[np.int32]) -> Ints:
@@ -179,25 +195,20 @@ def _regular(names: npt.NDArray[np.int32], marks: Ints) -> Ints:
     return np.flatnonzero(kept[names])
 
 
-def _find_unit(names: npt.NDArray[np.int32], marks: Ints) -> _Unit | None:
-    """The smallest unit that covers nearly as much as any other; None if none covers enough."""
+def _units(names: npt.NDArray[np.int32], marks: Ints) -> list[_Unit]:
+    """What each kernel's name, as the anchor, gives; units that repeat within steps only."""
     if not len(names):
-        return None
+        return []
     # the sum of random numbers, one a name, stands for a multiset of names
     number = np.random.default_rng(0).integers(0, 2**63, int(names.max()) + 1, dtype=np.uint64)
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(number[names], dtype=np.uint64)])
     marked = np.searchsorted(marks, np.arange(len(names) + 1))  # steps that began before each place
     fewest = max(_FEWEST, 1.5 * len(marks))  # a unit is in each step more than once
-    units = [
+    return [
         unit
         for places in _by_name(names)
         if (unit := _unit_of(places, sums, marked)) is not None and len(unit.starts) >= fewest
     ]
-    best = max((unit.coverage for unit in units), default=0.0)
-    if best < _LEAST_COVERAGE:
-        return None
-    good = [unit for unit in units if unit.coverage >= _NEARLY * best]
-    return min(good, key=lambda unit: (unit.size, -unit.coverage))
 
 
 def _unit_of(places: Ints, sums: npt.NDArray[np.uint64], marked: Ints) -> _Unit | None:
@@ -223,7 +234,9 @@ def _unit_of(places: Ints, sums: npt.NDArray[np.uint64], marked: Ints) -> _Unit 
     # the earliest of equal ones: what follows the last layer (a norm, a product) is more like a layer's start than what
     # comes before the first is like its end
     shift = size - 1 - int(np.argmax(completes.sum(axis=0)[::-1]))
-    starts = np.union1d(first[is_unit], row_end[completes[:, shift]]) - shift
+    enclosed, around_rows = first[is_unit], row_end[completes[:, shift]]
+    following = np.append(enclosed, len(sums) + size)[np.searchsorted(enclosed, around_rows)]
+    starts = np.union1d(enclosed, around_rows[following - around_rows >= size]) - shift  # units do not overlap
     starts = starts[(starts >= 0) & (starts + size < len(sums))]
     starts = starts[sums[starts + size] - sums[starts] == usual]
     return _Unit(starts, size, len(starts) * size / (len(sums) - 1)) if len(starts) else None

@@ -34,7 +34,7 @@ def tokens(request: Request, *, each: int = 1, usages: bool = True, first_ms: fl
 def server(
     completion: Callable[[Request], Sequence[Step]] = tokens, *, start: int = 200, stop_ms: float = 0.0
 ) -> Callable[[Request], Sequence[Step]]:
-    """The first three streams of OUTPUT tokens begin one after another."""
+    """Measured streams begin one after another."""
     begun: list[int] = []
 
     def script(request: Request) -> Sequence[Step]:
@@ -43,7 +43,7 @@ def server(
         if request.path == "/stop_profile":
             return reply(200, b"", at_ms=stop_ms)
         steps = completion(request)
-        if json.loads(request.body)["max_tokens"] != OUTPUT:
+        if json.loads(request.body)["max_tokens"] == WARMUP:
             return steps
         begun.append(request.number)
         late_ms = STAGGER_MS * (len(begun) - 1)
@@ -73,7 +73,7 @@ def sorted_out(played: ScriptedServer) -> tuple[list[Request], list[Request], Re
     asked = [(json.loads(request.body)["max_tokens"], request) for request in by_path["/v1/completions"]]
     return (
         [request for output, request in asked if output == WARMUP],
-        [request for output, request in asked if output == OUTPUT],
+        [request for output, request in asked if output != WARMUP],
         start,
         stop,
     )
@@ -105,7 +105,7 @@ def test_steps_are_counted_from_tokens(each: int, usages: bool, per_step: int, e
         return tokens(request, each=each, usages=usages)
 
     with serve(server(completion)) as played:
-        profiled(played.url, steps=20, streams=1, tokens_per_step=per_step)
+        profiled(played.url, steps=20, streams=1, output=OUTPUT * each, tokens_per_step=per_step)
     _, (only,), start, stop = sorted_out(played)
     assert events - 2 <= sum(start.came_ns < at < stop.came_ns for at, _ in only.sent) <= events + 10
 

@@ -46,6 +46,22 @@ def test_a_uniform_model() -> None:
     assert result.notes == []
 
 
+def test_a_layer_of_one_kernel_repeated_with_copies_beside_it() -> None:
+    """What repeats within the layer covers more than the layer does, as long as the copies are counted."""
+    layer = [Kernel("own", 0, 1), *[Kernel("same", 2, 1)] * 6, Kernel("same", 2, 3, 8)]
+    for seed in range(5):
+        result = found([layer] * 6, known=6, beside=1, seed=seed)
+        assert (result.kernels_per_unit, result.copies, result.units_per_step) == (8, 0, 6)
+
+
+def test_units_do_not_overlap() -> None:
+    """Without its second stream the layer looks like two halves that share a kernel."""
+    layer = [Kernel(name, 2, 3, 8) for name in ("a", "b", "a", "b")] + [Kernel("own", 2, 1), Kernel("b", 2, 3, 8)]
+    result = found([layer] * 6, known=6)
+    assert (result.kernels_per_unit, result.units_per_step) == (6, 6)
+    assert result.covered < 1
+
+
 @pytest.mark.parametrize("number", [2, 3, 5])
 def test_few_layers(number: int) -> None:
     """Such as a drafter's, or a tiny model's: the step is mostly outside."""
