@@ -25,6 +25,9 @@ from workloads.rendering import PATHS
 _TIMED_STEPS = 20
 """Between the last first token and the profile: so many that a look's length hardly matters."""
 
+_BETWEEN_STEPS = 20
+"""Allowed for between those and the profile, while the profiler starts."""
+
 _LOOK_S = 0.001
 """Between two looks at how far the streams are: less than a step."""
 
@@ -68,7 +71,7 @@ class _Stream(msgspec.Struct):
 
 def fewest_tokens(steps: int, tokens_per_step: int) -> int:
     """Output tokens that a stream needs so as not to end before ``steps`` steps are profiled."""
-    return 1 + (_TIMED_STEPS + steps) * tokens_per_step
+    return 1 + (_TIMED_STEPS + _BETWEEN_STEPS + steps) * tokens_per_step
 
 
 def config(folder: str) -> dict[str, str | bool]:

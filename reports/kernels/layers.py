@@ -136,7 +136,7 @@ def layers(activity: Activity, model_layers: int | None = None) -> Layers:
 
 def _members(unit: _Unit, kept: Ints) -> Ints:
     """Shape (units, size): indices of each unit's activity."""
-    return kept[unit.starts[:, None] + np.arange(unit.size)]
+    return np.asarray(kept[unit.starts[:, None] + np.arange(unit.size)])
 
 
 def _find_unit(on: Activity, kept: Ints, marks: Ints) -> tuple[_Unit, Ints]:

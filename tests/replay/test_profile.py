@@ -186,11 +186,11 @@ SERVE = {"command": ["vllm", "serve", "played"], "port": 8000}
         (described(), Wanted(), "--traces must name the folder"),
         (described(), Wanted(traces=Path("/no/such")), "--traces must name the folder"),
         (described(), Wanted(speculation=1), "--speculation 1: decode.speculation has 1"),
-        (described(output_tokens=[50]), Wanted(steps=50), "must last for 71 tokens"),
+        (described(output_tokens=[50]), Wanted(steps=50), "must last for 91 tokens"),
         (
             described(speculation=[{"draft_tokens": 7}]),
             Wanted(steps=50),
-            r"output_tokens is 200: streams must last for 561 tokens",
+            r"output_tokens is 200: streams must last for 721 tokens",
         ),
         (
             described(both={"serve": {**SERVE, "options": {"profiler_config.profiler": "torch"}}}),

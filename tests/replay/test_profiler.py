@@ -21,13 +21,15 @@ STAGGER_MS = 60.0
 """Between the first tokens of two streams: in the time, a stream that is ahead decodes 15 steps."""
 
 
-def tokens(request: Request, *, each: int = 1, usages: bool = True, first_ms: float = 0.0) -> list[Step]:
+def tokens(
+    request: Request, *, each: int = 1, usages: bool = True, first_ms: float = 0.0, step_ms: float = STEP_MS
+) -> list[Step]:
     """As many as asked for, ``each`` an event, an event a step."""
     asked: int = json.loads(request.body)["max_tokens"]
     events: list[tuple[float, bytes]] = []
     for number, sent in enumerate(range(each, asked + each, each)):
         counted = {"usage": usage(1, min(sent, asked))} if usages else {}
-        events.append((first_ms + number * STEP_MS, event(json.dumps({"choices": [{"index": 0}], **counted}))))
+        events.append((first_ms + number * step_ms, event(json.dumps({"choices": [{"index": 0}], **counted}))))
     return stream([*events, (events[-1][0], DONE)])
 
 
@@ -159,5 +161,5 @@ def test_a_profiler_is_stopped_when_a_stream_ends_too_early() -> None:
 def test_the_fewest_tokens_last_for_the_steps() -> None:
     """A stream alone, of four tokens a step and no more of them than needed."""
     fewest = profiler.fewest_tokens(10, 4)
-    with serve(server(lambda request: tokens(request, each=4))) as played:
+    with serve(server(lambda request: tokens(request, each=4, step_ms=5 * STEP_MS))) as played:
         profiled(played.url, streams=1, output=fewest, tokens_per_step=4)
