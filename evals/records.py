@@ -114,8 +114,13 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     fingerprint: str | None = None
     reply_hash: str | None = None
     """16 hex digits of reasoning and answer together."""
+    prompt_ids_hash: str | None = None
+    """16 hex digits of the prompt's token ids, where the server tells them: equal for the same prompt."""
     sent_unix_s: float | None = None
     latency_s: float | None = None
+    sent_ns: int | None = None
+    """Of the last attempt, CLOCK_MONOTONIC; ``ended_ns``: when its reply was whole, or was given up."""
+    ended_ns: int | None = None
 
 
 class Repeat(msgspec.Struct, kw_only=True):
@@ -130,5 +135,9 @@ class Repeat(msgspec.Struct, kw_only=True):
     answers: int
     server: str | None = None
     """Folder of the server's start, relative to RUN/evals; null if we did not start one."""
+    started_ns: int | None = None
+    """From before its first request to after its last reply, CLOCK_MONOTONIC; of a repeat that was interrupted the part
+    after the last interruption, from which rNNN/ is. Null if nothing was left to ask."""
+    ended_ns: int | None = None
     versions: dict[str, str] = {}
     """Of lm-eval and what it needs."""

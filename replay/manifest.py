@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.metadata
 import os
 import platform
@@ -26,6 +27,7 @@ def run_facts(experiment: Experiment, matched: Matching, *, time_scale: float) -
         decodegate_version=importlib.metadata.version("decodegate"),
         versions=_versions(),
         host=_host(),
+        measured_by=_who(),
         backends=matched.backends,
         matched_gpus=not matched.unmatched,
         unmatched_reasons=matched.unmatched,
@@ -62,6 +64,14 @@ def refuse_changed(experiment: Experiment, run: Path) -> None:
 def _versions() -> dict[str, str]:
     names = ("aiohttp", "uvloop", "msgspec", "numpy", "tokenizers")
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
 
 
 def _host() -> dict[str, str]:

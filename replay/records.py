@@ -341,6 +341,8 @@ class RunFacts(msgspec.Struct, kw_only=True):
     decodegate_version: str
     versions: dict[str, str]
     host: dict[str, str]
+    measured_by: str = ""
+    """USER@HOST."""
     backends: list[Backend]
     """baseline first, candidate second."""
     matched_gpus: bool

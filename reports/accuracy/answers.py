@@ -69,23 +69,23 @@ def frame(answers: Iterable[Answer]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def read_answers(folder: Path, backend: str, task: str, notes: list[str]) -> pl.DataFrame:
+def read_answers(folder: Path, backend: str, task: str, notes: list[str]) -> list[Answer]:
     """One backend's answers to one task in RUN/evals, of repeats that have ended; the others are named in ``notes``,
     and their files, whose last line may be torn, are not read. Raises UserError for a damaged file."""
-    frames = [pl.DataFrame(schema=COLUMNS)]
+    found: list[Answer] = []
     for path in sorted((folder / backend / task).glob("r*.jsonl")):
         end = path.with_suffix(".json")
         if not end.exists():
             notes.append(f"{backend}/{task}/{path.name}: not counted, the repeat has not ended")
             continue
         repeat = read(end, Repeat)
-        answers = frame(_read(path))
+        answers = list(_read(path))
         if len(answers) != repeat.answers:
             raise UserError(
                 f"{path} holds {len(answers):,} answers, {end.name} says {repeat.answers:,}: it was changed since"
             )
-        frames.append(answers)
-    return pl.concat(frames)
+        found += answers
+    return found
 
 
 def _read(path: Path) -> Iterator[Answer]:

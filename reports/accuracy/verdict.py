@@ -27,7 +27,7 @@ import polars as pl
 
 from evals.records import EvalPlan, TaskPlan
 from reports.accuracy import harm
-from reports.accuracy.answers import COLUMNS, Exam, ended, pair, read_answers
+from reports.accuracy.answers import COLUMNS, Exam, ended, frame, pair, read_answers
 from reports.accuracy.measure import measure, shares
 from reports.accuracy.reasons import why_fail, why_not_pass, why_pass
 from reports.accuracy.result import Accuracy, Counts, Measured, Outcome, TaskVerdict
@@ -87,10 +87,10 @@ def judge_folder(folder: Path, names: tuple[str, str]) -> tuple[EvalPlan, Accura
     """Judge RUN/evals: its plan, the result, and what was not counted. ``names`` are the baseline's and the
     candidate's. Raises UserError for a folder without a plan, and for damaged files."""
     plan, notes = read(folder / "plan.json", EvalPlan), list[str]()
-    answers: list[dict[str, pl.DataFrame]] = [
-        {task.task: read_answers(folder, name, task.task, notes) for task in plan.tasks} for name in names
-    ]
-    return plan, judge(plan, answers[0], answers[1], names), notes
+    first, second = (
+        {task.task: frame(read_answers(folder, name, task.task, notes)) for task in plan.tasks} for name in names
+    )
+    return plan, judge(plan, first, second, names), notes
 
 
 def _sit(

@@ -55,14 +55,14 @@ def test_repeats_that_ended_are_read_and_no_others(tmp_path: Path) -> None:
     torn = write(folder, 1, [answer(0, 1)], done=False)
     torn.write_bytes(torn.read_bytes() + b'{"item":1,"item_ha')
     notes: list[str] = []
-    found = read_answers(tmp_path, "b", "mrcr", notes)
+    found = frame(read_answers(tmp_path, "b", "mrcr", notes))
     assert found.select("item", "repeat", "score", "bin", "cell").rows() == [
         (1, 0, 0.5, "512k-1M", "bin 512k-1M, needles 4"),
         (0, 0, 1.0, "4k-8k", "bin 4k-8k, needles 4"),
     ]
     assert ended(found) == 1
     assert notes == ["b/mrcr/r001.jsonl: not counted, the repeat has not ended"]
-    assert read_answers(tmp_path, "other", "mrcr", notes).is_empty()
+    assert read_answers(tmp_path, "other", "mrcr", notes) == []
 
 
 def test_a_run_directory_is_judged_from_its_files(tmp_path: Path) -> None:
