@@ -88,7 +88,7 @@ def judge_folder(folder: Path, names: tuple[str, str]) -> tuple[EvalPlan, Accura
     candidate's. Raises UserError for a folder without a plan, and for damaged files."""
     plan, notes = read(folder / "plan.json", EvalPlan), list[str]()
     first, second = (
-        {task.task: frame(read_answers(folder, name, task.task, notes)) for task in plan.tasks} for name in names
+        {str(task.task): frame(read_answers(folder, name, task.task, notes)) for task in plan.tasks} for name in names
     )
     return plan, judge(plan, first, second, names), notes
 

@@ -107,7 +107,7 @@ def _evals(folder: Path, missing: dict[str, str]) -> EvalsPart | None:
     manifest, plan, notes = read_manifest(folder, EvalManifest), read(folder / "plan.json", EvalPlan), list[str]()
     names = (manifest.backends[0].name, manifest.backends[1].name)
     answers = {name: {task.task: read_answers(folder, name, task.task, notes) for task in plan.tasks} for name in names}
-    baseline, candidate = ({task: frame(of) for task, of in answers[name].items()} for name in names)
+    frames = [{task: frame(of) for task, of in answers[name].items()} for name in names]
     return EvalsPart(
         folder=folder,
         manifest=manifest,
@@ -119,7 +119,7 @@ def _evals(folder: Path, missing: dict[str, str]) -> EvalsPart | None:
             for task in plan.tasks
             for sitting in _sittings(folder / name / task.task, answers[name][task.task])
         ],
-        accuracy=judge(plan, baseline, candidate, names),
+        accuracy=judge(plan, frames[0], frames[1], names),
         notes=notes,
     )
 
