@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import polars as pl
 
 from evals.records import Answer, EvalManifest, EvalPlan, Repeat
 from replay.records import Manifest
@@ -107,7 +108,7 @@ def _evals(folder: Path, missing: dict[str, str]) -> EvalsPart | None:
     manifest, plan, notes = read_manifest(folder, EvalManifest), read(folder / "plan.json", EvalPlan), list[str]()
     names = (manifest.backends[0].name, manifest.backends[1].name)
     answers = {name: {task.task: read_answers(folder, name, task.task, notes) for task in plan.tasks} for name in names}
-    frames = [{task: frame(of) for task, of in answers[name].items()} for name in names]
+    frames: list[dict[str, pl.DataFrame]] = [{task: frame(of) for task, of in answers[name].items()} for name in names]
     return EvalsPart(
         folder=folder,
         manifest=manifest,
