@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-vllm lint bench clean
 
-demo: $(VENV)/.base
+demo: $(VENV)/.evals
 	$(BIN)/decodegate demo
 
 test: $(VENV)/.dev
@@ -32,13 +32,13 @@ $(VENV)/bin/python:
 	  || { echo "decodegate needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$($(PYTHON) --version 2>&1): make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.base: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+$(VENV)/.evals: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[evals]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@ $(VENV)/.base
+	@touch $@ $(VENV)/.evals
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.types import NonNegativeInt, PositiveInt
@@ -18,11 +18,13 @@ import evals.cli
 import replay.cli
 import reports.cli
 import reports.kernels.cli
+import reports.signoff.cli
 import workloads.cli
 from replay.backends import NAMES
 from replay.emulator.cli import emulate
 from replay.experiment import json_schema, load_experiment
 from replay.profile import Wanted
+from replay.rundir import new_folder
 from workloads.errors import UserError
 
 app = App(
@@ -39,6 +41,7 @@ app.command(workloads.cli.app)
 app.command(replay.cli.check)
 app.command(replay.cli.preset)
 app.command(reports.cli.report)
+app.command(reports.signoff.cli.signoff)
 app.command(evals.cli.app)
 app.command(emulate)
 
@@ -219,14 +222,20 @@ def _say_accuracy(run: Path) -> int:
 
 
 @app.command
-def schema() -> None:
-    """Print the JSON Schema of the experiment file, for editors."""
-    print(json_schema())
+def schema(of: Literal["experiment", "signoff"] = "experiment", /) -> None:
+    """Print a JSON Schema: of the experiment file, for editors, or of signoff.json, for what reads it.
+
+    Parameters
+    ----------
+    of
+        Which of the two.
+    """
+    print(json_schema() if of == "experiment" else reports.signoff.cli.json_schema())
 
 
 @app.command
 def demo(*, run: Path | None = None) -> int:
-    """Try everything without a GPU, in a minute and a half: replay A/B on two emulated servers, and the report.
+    """Try everything without a GPU, in two minutes: replay A/B on two emulated servers, a short exam, and the report.
 
     Every figure it gives is EMULATED.
 
@@ -235,7 +244,14 @@ def demo(*, run: Path | None = None) -> int:
     run
         The run directory to make. By default runs/demo-DATE-TIME.
     """
-    return reports.cli.report(replay.cli.demo(run))
+    from evals.demo import experiment  # polars costs a moment that the other verbs do without
+
+    folder = run or new_folder("demo")
+    described = experiment(folder.with_name(f"{folder.name}-exams"))
+    replay.cli.compare(described, run=folder)
+    if evals.cli.demo(described, folder):
+        _say_accuracy(folder)
+    return reports.cli.report(folder)
 
 
 def _complain(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -68,6 +69,17 @@ def sit(
         words = f"interrupted; what was answered is kept: continue with --resume --run {folder}"
         raise UserError(words) from None
     return folder
+
+
+def demo(experiment: Experiment, run: Path) -> bool:
+    """Sit the demo's exams into its run directory; returns whether they were sat, and says why not."""
+    from evals.demo import hurried
+
+    if importlib.util.find_spec("lm_eval") is None:
+        print("no exams: they need lm-eval: pip install 'decodegate[evals]'")
+        return False
+    sit(hurried(experiment), run=run)
+    return True
 
 
 @contextmanager

@@ -7,6 +7,7 @@ holds text: neither records nor events nor errors quote a benchmark or a reply.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.metadata
 import json
@@ -22,11 +23,14 @@ import msgspec
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
+from evals import fitting
 from evals import plan as plans
 from evals.model import Asked, Examinee
 from evals.plan import Sitting
 from evals.records import Answer, EvalManifest, EvalPlan, Repeat, TaskPlan
-from evals.tasks import INCLUDE_PATH, TASKS
+from evals.tasks import INCLUDE_PATH, TASKS, TEXTS
+from evals.tasks.items import Item
+from evals.tasks.replies import thinks_aloud
 from replay import backends, rundir
 from replay.experiment import Experiment, frozen_yaml
 from replay.manifest import refuse_changed, run_facts
@@ -34,6 +38,7 @@ from replay.preflight import Prepared, prepare, without_servers
 from replay.progress import Event, Tell
 from replay.servers import Servers
 from replay.watch import Watch
+from replay.wire import Wire
 from workloads.errors import UserError
 
 _VERSIONS = ("lm-eval", "datasets", "aiohttp")
@@ -61,6 +66,7 @@ def planned(experiment: Experiment, tell: Tell, *, limit: int | None, allow_unma
     matched = without_servers(experiment, tell)
     matched.refuse(allow_unmatched=allow_unmatched)
     plans.refuse_synthetic(matched.told)
+    plans.refuse_no_parser(matched.told)
     plans.refuse_stock(plan, matched.backends[1])
     return plan
 
@@ -88,9 +94,11 @@ def measure(
     plan = planned(experiment, lambda event: None, limit=limit, allow_unmatched=allow_unmatched)
     if manifest is None:
         rundir.create(folder, "private")
+    else:
+        plan = plans.without(plan, plans.unfit(_read_plan(folder)))
     with rundir.held(folder):
         if manifest is None:
-            _register(folder, plan)
+            _salt(folder)
         else:
             _refuse_changed_plan(folder, plan, manifest)
             refuse_changed(experiment, folder)
@@ -105,9 +113,11 @@ def measure(
         try:
             with Servers(experiment, folder, tell) as servers:
                 prepared = _prepared(experiment, servers, folder, plan, tell, left[0], manifest, allow_unmatched)
-                if manifest is None:
-                    _write_manifest(folder, experiment, prepared)
                 exams = _Exams(experiment, folder, plan, servers, (folder / "private" / "salt").read_text(), {})
+                if manifest is None:
+                    exams = msgspec.structs.replace(exams, plan=exams.fitted(prepared, left[0].backend, tell))
+                    _register(folder, exams.plan)
+                    _write_manifest(folder, experiment, prepared)
                 for number, sitting in due:
                     exams.sit(sitting, lambda *at, n=number, s=sitting: show(Progress(s, n, len(order), *at)))
         except BaseException:
@@ -118,11 +128,15 @@ def measure(
             raise
 
 
-def _register(folder: Path, plan: EvalPlan) -> None:
-    """Write the plan, and the salt of its hashes: before any server is started."""
+def _salt(folder: Path) -> None:
+    """Draw the salt of all hashes."""
     (folder / "private").chmod(0o700)
     (folder / "private" / "salt").write_text(secrets.token_hex(16))
-    rundir.write_json(folder / "plan.json", plan)
+
+
+def _register(folder: Path, plan: EvalPlan) -> None:
+    """Write the plan, with the time: before the first question to either backend."""
+    rundir.write_json(folder / "plan.json", msgspec.structs.replace(plan, registered_utc=plans.now()))
 
 
 def _read_plan(folder: Path) -> EvalPlan:
@@ -165,6 +179,7 @@ def _prepared(
         control=manifest is None,
     )
     plans.refuse_synthetic(prepared.settings)
+    plans.refuse_no_parser(prepared.settings)
     plans.refuse_stock(plan, prepared.matching.backends[1])
     plans.refuse_no_room(plan, {name: facts.max_model_len for name, facts in prepared.facts.items()})
     return prepared
@@ -214,7 +229,9 @@ class _Exams(msgspec.Struct, frozen=True):
         task = next(each for each in self.plan.tasks if each.task == sitting.task)
         exam, paths = self._task(task), _paths(self.folder, sitting)
         exam.repeat = sitting.repeat
-        places = plans.places(plans.described(self.experiment).exams[sitting.task], exam.items, self.plan.limit)
+        places = plans.places(
+            plans.described(self.experiment).exams[sitting.task], exam.items, self.plan.limit, task.data.unfit
+        )
         with _resumed(paths) as (answered, tries, files):
             left = [place for place in places if exam.items[place].row not in answered]
             sheet = _Sheet(self.salt, sitting, exam, task.seed + sitting.repeat, tries, files, time.time())
@@ -236,9 +253,46 @@ class _Exams(msgspec.Struct, frozen=True):
             ended_unix_s=time.time(),
             answers=len(places),
             server=sheet.server,
+            started_ns=sheet.started_ns,
+            ended_ns=sheet.ended_ns,
             versions={name: importlib.metadata.version(name) for name in _VERSIONS},
         )
         rundir.write_json(paths.ended, ended)
+
+    def fitted(self, prepared: Prepared, name: str, tell: Tell) -> EvalPlan:
+        """The plan without the items that the smaller of the backends' contexts does not hold beside the longest reply.
+        The server of the backend called ``name`` counts; the other's tokenizer is the same."""
+        contexts = [facts.max_model_len for facts in prepared.facts.values() if facts.max_model_len is not None]
+        unfit: dict[str, list[int]] = {}
+        for task in (each for each in self.plan.tasks if each.task in TEXTS):
+            all_items = self._task(task).items
+            given = plans.described(self.experiment).exams[task.task]
+            items = [all_items[place] for place in plans.places(given, all_items)]
+            rows = self._too_long(task, items, name, min(contexts) - plans.most_tokens(task)) if contexts else None
+            if rows is None:
+                words = "the server does not count them (/tokenize), or does not tell its context (max_model_len)"
+                tell(Event(text=f"{task.task}: prompts are as long as o200k_base and max_context say: {words}"))
+            unfit[task.task] = rows or []
+            kept = [item for item in items if item.row not in set(unfit[task.task])]
+            if not kept:
+                raise UserError(
+                    f"no item of {task.task} fits a context of {min(contexts):,} tokens beside a reply of "
+                    f"{plans.most_tokens(task):,}: raise max-model-len, or lower evals.sampling.max_tokens"
+                )
+            left_out = f"; {len(items) - len(kept):,} {plans.UNFIT}" if rows else ""
+            tell(Event(text=f"{task.task}: {len(kept):,} items: {fitting.sizes(task, kept)}{left_out}"))
+        return plans.without(self.plan, unfit)
+
+    def _too_long(self, task: TaskPlan, items: list[Item], name: str, room: int) -> list[int] | None:
+        experiment, model = self.experiment, backends.model_name(self.experiment, name)
+
+        async def ask(url: str) -> list[int] | None:
+            limits, headers = backends.wire_limits(experiment), backends.request_headers(experiment, name)
+            async with Wire(url, limits, connections=1, headers=headers) as wire:
+                return await fitting.too_long(wire, model, task, items, room)
+
+        with self.servers.answering(name, self.folder / "check" / "lengths", with_faults=False) as running:
+            return asyncio.run(ask(running.url))
 
     def _task(self, task: TaskPlan) -> Any:
         """lm-eval's task, with the plan's data and sampling."""
@@ -256,6 +310,7 @@ class _Exams(msgspec.Struct, frozen=True):
     def _ask(self, sitting: Sitting, task: TaskPlan, left: list[int], sheet: _Sheet, show: Callable[[], None]) -> None:
         experiment, name = self.experiment, sitting.backend
         evals = plans.described(experiment)
+        first = Sitting(name, self.plan.tasks[0].task, 0)
 
         def refuse_dead() -> None:
             if (why := self.servers.died(name)) is not None:
@@ -264,6 +319,11 @@ class _Exams(msgspec.Struct, frozen=True):
         def keep(asked: Asked) -> None:
             if asked.received.reply.error is not None:
                 refuse_dead()
+            if sitting == first and thinks_aloud(asked.received.reply):
+                raise UserError(
+                    f"the {name}'s replies hold thoughts in their text, where a draft could be scored: start its "
+                    "server with --reasoning-parser (kimi_k3 for Kimi K3), and start a new run"
+                )
             sheet.keep(asked)
             show()
 
@@ -288,7 +348,8 @@ class _Exams(msgspec.Struct, frozen=True):
             label = f"signoff_{sitting.task}"
             watch.before()
             watch.opens()
-            sheet.started_unix_s = time.time()  # the server's start is no part of it
+            # the server's start is no part of it
+            sheet.started_unix_s, sheet.started_ns = time.time(), time.monotonic_ns()
             evaluate(
                 lm=model,
                 task_dict={"tasks": {label: self.loaded[sitting.task]}},
@@ -297,6 +358,7 @@ class _Exams(msgspec.Struct, frozen=True):
                 log_samples=False,
                 bootstrap_iters=0,
             )
+            sheet.ended_ns = time.monotonic_ns()
             refuse_dead()
             watch.closes()
 
@@ -317,6 +379,8 @@ class _Sheet(msgspec.Struct):
     """Attempts of an interrupted sitting that ended in an error, by row."""
     files: _Files
     started_unix_s: float
+    started_ns: int | None = None
+    ended_ns: int | None = None
     kept: int = 0
     errors: int = 0
     turned_away: int = 0
@@ -327,6 +391,7 @@ class _Sheet(msgspec.Struct):
         """Judge one reply and append it: first the text, which is private, then the answer."""
         received, item = asked.received, self.exam.items[asked.doc["place"]]
         reply, module, repeat = received.reply, TASKS[self.sitting.task], self.sitting.repeat
+        ids = received.prompt_token_ids
         judged = module.judge(item, reply, repeat)
         raw = {
             "item": item.row,
@@ -358,8 +423,11 @@ class _Sheet(msgspec.Struct):
             reply_hash=None
             if reply.error is not None
             else self._hash(json.dumps([reply.reasoning, reply.text]).encode()),
+            prompt_ids_hash=None if ids is None else self._hash(msgspec.json.encode(ids)),
             sent_unix_s=asked.sent_unix_s,
-            latency_s=asked.latency_s,
+            latency_s=(asked.ended_ns - asked.sent_ns) / 1e9,
+            sent_ns=asked.sent_ns,
+            ended_ns=asked.ended_ns,
         )
         for file, line in ((self.files.raw, raw), (self.files.answers, answer)):
             file.write(msgspec.json.encode(line) + b"\n")

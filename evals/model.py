@@ -41,6 +41,7 @@ class Received(msgspec.Struct, kw_only=True):
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
     fingerprint: str | None = None
+    prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     stop_reason: int | str | None = None
     body: str | None = None
@@ -56,8 +57,11 @@ class Asked(msgspec.Struct, kw_only=True):
     received: Received
     attempts: int
     sent_unix_s: float
-    """Of the last attempt."""
-    latency_s: float
+    """Of the last attempt, as are the others."""
+    sent_ns: int
+    """CLOCK_MONOTONIC."""
+    ended_ns: int
+    """When its reply was whole, or was given up."""
 
 
 class _Details(msgspec.Struct):
@@ -86,6 +90,7 @@ class _Choice(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
+    prompt_token_ids: list[int] | None = None
     usage: _Usage | None = None
     system_fingerprint: str | None = None
 
@@ -141,9 +146,9 @@ class Examinee(LocalChatCompletion):  # type: ignore[misc]  # lm-eval has no typ
         attempts = 0
         while True:
             attempts += 1
-            sent_unix_s, sent = time.time(), time.monotonic()
+            sent_unix_s, sent_ns = time.time(), time.monotonic_ns()
             received, again = await _post(session, self.base_url, body)
-            latency_s = time.monotonic() - sent
+            ended_ns = time.monotonic_ns()
             if not again or attempts > self._retries:
                 break
             await asyncio.sleep(FIRST_WAIT_S * 2 ** (attempts - 1))
@@ -153,7 +158,8 @@ class Examinee(LocalChatCompletion):  # type: ignore[misc]  # lm-eval has no typ
             received=received,
             attempts=attempts,
             sent_unix_s=sent_unix_s,
-            latency_s=latency_s,
+            sent_ns=sent_ns,
+            ended_ns=ended_ns,
         )
 
 
@@ -193,6 +199,7 @@ def _received(completion: _Completion) -> Received:
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=details.reasoning_tokens,
         fingerprint=completion.system_fingerprint,
+        prompt_token_ids=completion.prompt_token_ids,
         token_ids=choice.token_ids,
         stop_reason=choice.stop_reason,
     )

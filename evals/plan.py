@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,10 +15,23 @@ from evals.data import Data, load
 from evals.records import DataFacts, EvalPlan, Repeat, TaskPlan
 from evals.tasks.items import Item
 from replay.backends import NAMES
+from replay.eligibility import read_config
 from replay.experiment import Evals, Exam, Experiment, Mrcr
 from replay.matching import Settings
 from replay.records import Backend
 from workloads.errors import UserError
+
+UNFIT = "do not fit the context, thoughts included"
+"""Reason of DataFacts.dropped for items that a backend's context does not hold beside the longest reply."""
+
+_K3 = re.compile(r"kimi[-_ ]?k3", re.IGNORECASE)
+_PARSER = ("reasoning-parser", "structured-outputs-config.reasoning_parser", "reasoning-config.reasoning_parser")
+"""Settings that name it: of a command, and as /server_info shows it."""
+
+_RATE = 100
+"""Tokens per second and stream, for an idea of the time before any is known."""
+_HOURS = 3
+"""From so many on, minutes say no more."""
 
 
 class Sitting(NamedTuple):
@@ -54,14 +69,39 @@ def registered(experiment: Experiment, *, limit: int | None = None) -> EvalPlan:
         )
         for name, exam in evals.exams.items()
     ]
-    return EvalPlan(registered_utc=datetime.now(UTC).isoformat(timespec="seconds"), tasks=tasks, limit=limit)
+    return EvalPlan(registered_utc=now(), tasks=tasks, limit=limit)
 
 
-def places(exam: Exam, items: Sequence[Item], limit: int | None = None) -> list[int]:
-    """Which items are asked, by their places: those short enough, and the first ``limit`` of them."""
+def now() -> str:
+    """The time, as plans say it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def places(exam: Exam, items: Sequence[Item], limit: int | None = None, unfit: Sequence[int] = ()) -> list[int]:
+    """Which items are asked, by their places: those short enough and not of the rows ``unfit``, and the first ``limit``
+    of them."""
     most = exam.max_context if isinstance(exam, Mrcr) else None
     fit = [place for place, item in enumerate(items) if most is None or item.tokens is None or item.tokens <= most]
-    return fit[:limit]
+    left_out = set(unfit)
+    return [place for place in fit if items[place].row not in left_out][:limit]
+
+
+def without(plan: EvalPlan, unfit: Mapping[str, Sequence[int]]) -> EvalPlan:
+    """The plan without these rows of its tasks' data, which do not fit the context."""
+
+    def cut(data: DataFacts, rows: Sequence[int]) -> DataFacts:
+        if not rows:
+            return data
+        dropped = data.dropped | {UNFIT: len(rows)}
+        return msgspec.structs.replace(data, items=data.items - len(rows), dropped=dropped, unfit=list(rows))
+
+    tasks = [msgspec.structs.replace(task, data=cut(task.data, unfit.get(task.task, ()))) for task in plan.tasks]
+    return msgspec.structs.replace(plan, tasks=tasks)
+
+
+def unfit(plan: EvalPlan) -> dict[str, list[int]]:
+    """The rows that the plan leaves out so, by task."""
+    return {task.task: task.data.unfit for task in plan.tasks}
 
 
 def _facts(data: Data, exam: Exam) -> DataFacts:
@@ -124,6 +164,21 @@ def refuse_synthetic(settings: Mapping[str, Settings]) -> None:
             )
 
 
+def refuse_no_parser(settings: Mapping[str, Settings]) -> None:
+    """Raises UserError for a Kimi K3 whose server does not tell thoughts from answers: it would say both as one. A
+    --config file that lies in the server's container may name a parser."""
+    for name, told in settings.items():
+        if _is_k3(told.get("model", "")) and not any(told.get(key) for key in (*_PARSER, "config")):
+            raise UserError(
+                f"{name}: its server has no reasoning parser, so that thoughts come as text, where a draft could be "
+                "scored: start it with --reasoning-parser kimi_k3"
+            )
+
+
+def _is_k3(model: str) -> bool:
+    return _K3.search(model) is not None or (read_config(model) or {}).get("model_type") == "kimi_k3"
+
+
 def refuse_stock(plan: EvalPlan, candidate: Backend) -> None:
     """Raises UserError for more requests at once than the candidate's specialised path takes: it would sit the exam on
     standard decode."""
@@ -143,7 +198,7 @@ def refuse_no_room(plan: EvalPlan, max_model_len: Mapping[str, int | None]) -> N
     """Raises UserError for replies longer than a backend's context."""
     for name, length in max_model_len.items():
         for task in plan.tasks:
-            most = _most_tokens(task)
+            most = most_tokens(task)
             if length is not None and most >= length:
                 raise UserError(
                     f"evals.sampling.max_tokens is {most:,}, but the {name} has room for {length:,} tokens, prompt "
@@ -161,7 +216,7 @@ def lines(plan: EvalPlan, order: Iterable[Sitting], ended: Iterable[Repeat] = ()
     tasks: dict[str, TaskPlan] = {task.task: task for task in plan.tasks}
     order = list(order)
     requests = {sitting: items(plan, tasks[sitting.task]) for sitting in order}
-    tokens = sum(count * _most_tokens(tasks[sitting.task]) for sitting, count in requests.items())
+    tokens = sum(count * most_tokens(tasks[sitting.task]) for sitting, count in requests.items())
     shown: dict[str, str] = {
         task.task: f"{items(plan, task):,} items x {task.repeats} repeats on each backend, {task.concurrency} at once; "
         f"margin {task.margin:.1%}"
@@ -170,13 +225,30 @@ def lines(plan: EvalPlan, order: Iterable[Sitting], ended: Iterable[Repeat] = ()
     shown["requests"] = f"{sum(requests.values()):,} in {len(order):,} runs of lm-eval"
     shown["tokens"] = f"{tokens:,} output tokens at most"
     minutes = _minutes(order, ended)
-    shown["time"] = "known once each task has ended a repeat" if minutes is None else f"about {minutes:,.0f} minutes"
+    shown["time"] = _beforehand(plan, order) if minutes is None else f"about {minutes:,.0f} minutes"
     if plan.limit is not None:
         shown["limit"] = f"the first {plan.limit:,} items of each task only: a smoke test, which can pass nothing"
     return shown
 
 
-def _most_tokens(task: TaskPlan) -> int:
+def _beforehand(plan: EvalPlan, order: list[Sitting]) -> str:
+    """What is known of the time while no repeat of some task has ended: as many replies at once as planned, all of the
+    greatest length."""
+    tasks: dict[str, TaskPlan] = {task.task: task for task in plan.tasks}
+    steps = sum(
+        math.ceil(items(plan, task) / task.concurrency) * most_tokens(task)
+        for task in (tasks[sitting.task] for sitting in order)
+    )
+    minutes = steps / _RATE / 60
+    most = f"{minutes:,.0f} minutes" if minutes < _HOURS * 60 else f"{minutes / 60:,.0f} hours"
+    return (
+        f"at {_RATE} tokens/s and stream about {most} at most, besides reading prompts in; known once each task has "
+        "ended a repeat"
+    )
+
+
+def most_tokens(task: TaskPlan) -> int:
+    """Output tokens of a reply at most."""
     most = task.sampling["max_tokens"]
     assert isinstance(most, int)
     return most

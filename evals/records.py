@@ -1,15 +1,24 @@
 """What the accuracy part of a run directory holds, as schemas. Shared by measuring (evals) and judging (reports).
 
     RUN/evals/
-      plan.json                      EvalPlan, registered before the first request to the candidate
+      plan.json                      EvalPlan, registered after preflight (the servers count how long items are) and
+                                     before the first question to either backend
       experiment.yaml                the experiment with every default written out
-      manifest.json                  EvalManifest, written after preflight
+      manifest.json                  EvalManifest, written right after the plan
       servers/, check/               what servers wrote, in their starts and in preflight
       BACKEND/TASK/rNNN.jsonl        one Answer a line, appended as answers come; NNN counts repeats from 000
       BACKEND/TASK/rNNN.json         Repeat, written when the repeat has ended
       BACKEND/TASK/rNNN/             of the server, as of a block: before.json, after.json, metrics.jsonl, steps/
                                      (rNNN.interrupted-N: until an interruption)
       private/                       raw prompts and answers, for their owner alone: judging never reads it
+
+    RUN/parity/
+      plan.json, experiment.yaml, manifest.json, servers/, check/      as above: ParityPlan, ParityManifest
+      cases/CHECK.jsonl              one Case a line: what every arm is asked
+      ARM/CHECK/replies.jsonl        one ParityReply a line
+      ARM/CHECK/tokens.parquet       one row a position: TOKENS
+      ARM/CHECK/run.json             CheckRun, written when the check has ended; a folder without it counts for nothing
+      floor.json                     Floor
 
 Nothing here holds text of a benchmark: items are named by their row in the data and by salted hashes.
 """
@@ -21,6 +30,10 @@ from typing import Literal
 import msgspec
 
 from replay.records import SCHEMA_VERSION, RunFacts
+
+TOKENS = ("case", "repeat", "position", "token", "logprob", "top_ids", "top_logprobs")
+"""Columns of tokens.parquet: int32, int16, int32, int32, float32, list of int32, list of float32 (at most 20 each, the
+likeliest first). ``token`` is what was sampled, or forced."""
 
 Outcome = Literal["right", "wrong", "unparsed", "truncated", "error"]
 """right, wrong: an answer was found and compared. unparsed: a whole reply in which none was found. truncated: the reply
@@ -40,6 +53,8 @@ class DataFacts(msgspec.Struct, kw_only=True, frozen=True):
     """That are asked."""
     dropped: dict[str, int] = {}
     """Items left out on both backends, by reason."""
+    unfit: list[int] = []
+    """Rows of those among them that a backend's context does not hold beside the longest reply."""
 
 
 class TaskPlan(msgspec.Struct, kw_only=True, frozen=True):
@@ -141,3 +156,107 @@ class Repeat(msgspec.Struct, kw_only=True):
     ended_ns: int | None = None
     versions: dict[str, str] = {}
     """Of lm-eval and what it needs."""
+
+
+ArmName = Literal["A1", "A2", "B1", "B2", "X"]
+"""A: the baseline, B: the candidate, each started twice; X: the baseline behind a fault-injecting proxy."""
+
+
+class ParityCheck(msgspec.Struct, kw_only=True, frozen=True):
+    """One check as it will be run, on every arm alike."""
+
+    id: str
+    """V1, D3, P4 and so on, as in accuracy.md."""
+    cases: int
+    tokens: int
+    """Output tokens of an arm, at most."""
+
+
+class ParityPlan(msgspec.Struct, kw_only=True):
+    """What is decided before anything is measured."""
+
+    schema_version: int = SCHEMA_VERSION
+    registered_utc: str
+    budget: Literal["quick", "standard", "full"]
+    seed: int
+    arms: list[ArmName]
+    """In measured order: both A before any B."""
+    checks: list[ParityCheck]
+    fault: str | None = None
+    """What X's proxy injects, NAME:NUMBER."""
+    max_context: int
+    """Longest prompt and reply together."""
+
+
+class ParityManifest(RunFacts, kw_only=True):
+    """Of the parity battery. Written once, before the first request."""
+
+    kind: Literal["parity"] = "parity"
+    plan_sha256: str
+
+
+class Case(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One case of a check: what is asked, equal on all arms. Its prompt is made again from ``prompt_seed``."""
+
+    number: int
+    prompt_seed: int
+    prompt_tokens: int
+    prompt_digest: str
+    """16 hex digits over the prompt's ids."""
+    output_tokens: int
+    batch: int = 1
+    """Generations that decode together with it, itself included."""
+    seed: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stratum: dict[str, str] = {}
+    """For instance {context: 8k, batch: 17}."""
+    variant: str = ""
+    """Which way of asking: "stream", "cold", "with neighbours" and so on."""
+
+
+class ParityReply(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What came back for one case, besides its tokens."""
+
+    case: int
+    repeat: int = 0
+    ids: int
+    """Token ids that came."""
+    ids_hash: str
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    cached_tokens: int | None = None
+    text_agrees: bool | None = None
+    """The text is that of the ids; null where one of the two is not told."""
+    valid_call: bool | None = None
+    """Tool calls: declared name, arguments that fit its schema; null where none was asked for."""
+    called: bool | None = None
+    problem: str | None = None
+    """What is wrong with the reply by itself, in words without its text: "invalid UTF-8", "a marker in the text"."""
+    error: str | None = None
+    fingerprint: str | None = None
+    sent_unix_s: float | None = None
+    ended_unix_s: float | None = None
+
+
+class CheckRun(msgspec.Struct, kw_only=True):
+    """One check on one arm that has ended, or could not be run."""
+
+    arm: ArmName
+    check: str
+    not_run: str | None = None
+    """Why not; null if it was."""
+    started_unix_s: float
+    ended_unix_s: float
+    replies: int = 0
+    positions: int = 0
+    server: str | None = None
+    """As Repeat.server, relative to RUN/parity."""
+
+
+class Floor(msgspec.Struct, kw_only=True):
+    """Written once both A arms have ended, and before the first request to a B: what the thresholds are made of."""
+
+    fixed_unix_s: float
+    sha256: dict[str, str]
+    """Of every file of A1 and A2, by its place in RUN/parity."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
 from replay import experiment, records, serve_command
 from replay.emulator import language
 from replay.emulator.settings import EmulatorSettings
@@ -13,6 +18,12 @@ from workloads.errors import UserError
 NAMES = ("baseline", "candidate")
 
 DEFAULT_TOKEN_IDS = (1000, 30000)
+
+_FILES = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "tiktoken.model"),
+)
+"""Small files of a model's folder that say which model it is."""
 
 
 def model_name(whole: experiment.Experiment, name: str) -> str:
@@ -53,7 +64,7 @@ def emulator_settings(whole: experiment.Experiment, name: str) -> EmulatorSettin
         time_scale=emulator.time_scale,
         max_model_len=emulator.max_model_len,
         faults=tuple(emulator.faults),
-        seed=whole.replay.seed,
+        seed=whole.replay.seed if emulator.seed is None else emulator.seed,
         model=model_name(whole, name),
         exams=str(emulator.exams) if emulator.exams is not None else None,
     )
@@ -72,6 +83,7 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
             "time_scale": emulator.time_scale,
             "faults": ", ".join(emulator.faults),
             "exams": emulator.exams.name if emulator.exams is not None else None,
+            "seed": emulator.seed,
         }
     gpus = backend.gpus
     return records.Backend(
@@ -84,6 +96,19 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
         price_per_gpu_hour=backend.price_per_gpu_hour,
         settings=settings,
     )
+
+
+def files(settings: Mapping[str, str]) -> dict[str, str]:
+    """SHA-256 (hex) of the small files of a served model, and of its draft model, by name: see records.Backend. Of a
+    model that is no folder of this host, or is served in a container, which has folders of its own, there are none."""
+    found = {}
+    for key, prefix in (("model", ""), ("speculative-config.model", "draft/")):
+        if key not in settings or "image" in settings:
+            continue
+        for name in _FILES:
+            with suppress(OSError), Path(settings[key], name).open("rb") as file:
+                found[prefix + name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def vocabulary(whole: experiment.Experiment, *, emulated: bool) -> Vocabulary:

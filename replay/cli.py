@@ -197,13 +197,6 @@ def profile_layers(experiment: Experiment, wanted: profile.Wanted, *, run: Path 
     return folder
 
 
-def demo(run: Path | None) -> Path:
-    """Run the demo's comparison; returns the run directory."""
-    folder = compare(load_experiment(Path(__file__).parent / "demo.yaml"), run=run)
-    assert folder is not None
-    return folder
-
-
 def preset(name: str | None = None, /) -> None:
     """Print an experiment file to start from: decodegate preset NAME > mine.yaml, then change what its first lines say.
 

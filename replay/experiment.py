@@ -205,6 +205,9 @@ class Emulator(_Model):
     """Named faults to switch on: decodegate emulate --help."""
     exams: Path | None = None
     """A JSON file of questions that it answers right with given probabilities: replay/emulator/exams.py."""
+    seed: int | None = Field(None, ge=0)
+    """Of its words, of random acceptance and of its luck in exams; by default replay.seed, so that both backends have
+    the same luck."""
 
 
 class Serve(_Model):

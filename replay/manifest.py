@@ -34,6 +34,7 @@ def run_facts(experiment: Experiment, matched: Matching, *, time_scale: float) -
         under_test=experiment.serving.under_test,
         differences=matched.differences,
         unverified=matched.doubts,
+        start_up_control=matched.start_up_control,
         emulated=any(backend.emulated for backend in matched.backends),
         salt=experiment.replay.salt if experiment.replay.salt is not None else secrets.token_hex(4),
         time_scale=time_scale,

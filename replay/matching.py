@@ -48,6 +48,8 @@ class Matching(msgspec.Struct, kw_only=True):
     unchecked: dict[str, list[str]] = {}
     """By backend: what the specialised path needs, and what is not known to be so."""
     findings: list[Finding] = []
+    start_up_control: str = ""
+    """As RunFacts.start_up_control."""
 
     @property
     def doubts(self) -> list[str]:
@@ -87,6 +89,7 @@ def declared(whole: experiment.Experiment) -> Matching:
         backend.command = redaction.words(words)
         told = settings.from_command(words, environment)
         matching.told[backend.name] = told
+        backend.files = backends.files(told)
         if given.gpus is not None:
             matching.impossible += [f"{backend.name}: {each}" for each in settings.layout_problems(given.gpus, told)]
         _judge_path(matching, backend, told, version=None)

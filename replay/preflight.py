@@ -152,6 +152,7 @@ def _start_up_control(experiment: Experiment, servers: Servers, matched: matchin
             "of vLLM ignores the key: the candidate would be running standard decode"
         )
     elif control.result == "refused":
+        matched.start_up_control = control.said
         tell(Event(text=str(Finding("ok", f"start-up control: a bogus decode_backend is refused: {control.said}"))))
     else:
         matched.unverified.append(

@@ -330,6 +330,9 @@ class Backend(msgspec.Struct, kw_only=True):
     price_per_gpu_hour: float | None = None
     path: PathRule | None = None
     """Null: no rule is known for this deployment."""
+    files: dict[str, str] = {}
+    """SHA-256 by name of the small files that say which model it is (config.json, ...; those of the draft model as
+    draft/config.json, ...), where we start the server and the model is a folder of this host."""
 
 
 class RunFacts(msgspec.Struct, kw_only=True):
@@ -354,6 +357,9 @@ class RunFacts(msgspec.Struct, kw_only=True):
     unverified: list[str] = []
     """What could not be checked of GPUs and settings, in sentences."""
     emulated: bool
+    start_up_control: str = ""
+    """What the candidate's server said to a decode_backend that does not exist, which it refused; empty if it was not
+    asked."""
     salt: str = ""
     """With seed, block, session and play (or window and stream): what salts or prompts are derived from."""
     time_scale: float = 1.0

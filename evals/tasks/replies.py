@@ -5,6 +5,7 @@ Answers are looked for in what was said, never in the reasoning: a draft is no a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ import msgspec
 from evals.records import Outcome
 
 _THINKING, _THOUGHT = "<think>", "</think>"
+_MARKS = re.compile(r"</?think>|<\|(open|close)\|>\s*think\s*<\|sep\|>|thinkresponse")
+"""Around thoughts; of Kimi K3 too, and what is left of its own where special tokens are not shown."""
 _GIVEN_UP = ("abort", "error")
 """vLLM's finish reasons of requests that it did not finish."""
 
@@ -63,6 +66,11 @@ def said(reply: Reply) -> str:
     if _THOUGHT in text:
         return text.rpartition(_THOUGHT)[2].lstrip()
     return "" if text.lstrip().startswith(_THINKING) else text
+
+
+def thinks_aloud(reply: Reply) -> bool:
+    """Whether thoughts stand in the text, and none where a reasoning parser puts them: the server has none."""
+    return not reply.reasoning and _MARKS.search(reply.text or "") is not None
 
 
 def nothing_found(reply: Reply) -> Judged:

@@ -34,6 +34,31 @@ FAULTS = {
     "slow": Fault("every step takes this many times as long", "FACTOR", 1e-3, 1e6),
 }
 
+_SD = ("SD", 0.0, 10.0)
+_TOKENS = ("TOKENS", 0.0, float("inf"))
+DECODE_FAULTS = {
+    "flip-token": Fault("one token in 1/RATE comes from another candidate's logit", "RATE"),
+    "repeat-after": Fault("replies repeat their last three words after this many tokens", *_TOKENS),
+    "kv-beyond": Fault("the prefix is read wrongly beyond this context", *_TOKENS),
+    "prefix-off-by-one": Fault("the state is restored one token off after a hit in the prefix cache"),
+    "ignore-temperature": Fault("temperature is taken as 0"),
+    "ignore-top-p": Fault("top_p is taken as 1"),
+    "batch-corrupts": Fault("one row of each step with more rows than this is corrupted", *_TOKENS),
+    "race": Fault("one step in 1/RATE corrupts one row", "RATE"),
+    "ignore-seed": Fault("each request draws from a seed of its own"),
+    "shared-seed": Fault("all requests draw from one seed"),
+    "neighbour-leak": Fault("one row reads another's state whenever requests join or leave"),
+    "state-drift": Fault("logits get noise that grows by this standard deviation in 1,000 decode steps", *_SD),
+    "eos-scaled": Fault("the odds of the end of a text are multiplied by this", "FACTOR", 1e-3, 1e3),
+    "nan-zero": Fault("this share of requests computes what is not a number, and says !!!!", "RATE"),
+    "padded-batch": Fault("logits are wrong in batches that are padded: of 3, 5, 6, 7, 9, ... rows"),
+    "low-precision": Fault("logits get unbiased noise of this standard deviation", *_SD),
+    "bf16-noise": Fault("harmless: logits get noise of this standard deviation (.01 to .03)", *_SD),
+    "batch-noise": Fault("harmless: the same, another one at each batch size", *_SD),
+}
+"""Faults of the decode path, which act on the language model's numbers (replay/emulator/decoding.py)."""
+FAULTS |= DECODE_FAULTS
+
 Active = Mapping[str, float]
 """Name of each fault that is on -> its number (1 for one without)."""
 

@@ -36,6 +36,7 @@ TOKENS = [
 IDS = {token: index for index, token in enumerate(TOKENS)}
 VOCAB_SIZE = len(TOKENS)
 FIRST_BYTE = len(SPECIALS)
+FIRST_CHARACTER = FIRST_BYTE + 256
 FIRST_WORD = VOCAB_SIZE - len(WORDS)
 
 PIECE = r" ?[a-z]+|[\s\S]"

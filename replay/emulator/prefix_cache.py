@@ -18,12 +18,13 @@ def block_hash(parent: bytes, tokens: bytes) -> bytes:
     return hashlib.blake2b(parent + tokens, digest_size=DIGEST_BYTES).digest()
 
 
-def block_hashes(tokens: NDArray[np.int32], block_size: int) -> list[bytes]:
-    """Return the hash of each full block of a prompt; a last partial block has none."""
+def block_hashes(tokens: NDArray[np.int32], block_size: int, salt: bytes = ROOT) -> list[bytes]:
+    """Return the hash of each full block of a prompt; a last partial block has none. Prompts of another ``salt`` have
+    other ones."""
     data = tokens.tobytes()
     width = block_size * tokens.itemsize
     hashes = []
-    parent = ROOT
+    parent = salt
     for end in range(width, len(data) + 1, width):
         parent = block_hash(parent, data[end - width : end])
         hashes.append(parent)

@@ -1,4 +1,4 @@
-"""How replies are put on the wire: three APIs, each as a stream of events or as one body.
+"""How replies are put on the wire: four APIs, each as a stream of events or as one body.
 
 A reply's chunks are pieced together from bytes made beforehand.
 """
@@ -15,24 +15,29 @@ import msgspec
 from replay.emulator import language
 from replay.emulator.requests import Ask
 from replay.emulator.scheduler import Sequence
+from replay.emulator.speech import Score
+from replay.emulator.tools import Call
 
 PIECES = [
     *[b""] * language.FIRST_BYTE,
     *(bytes([byte]) for byte in range(256)),
-    *(text.encode() for text in language.TOKENS[language.FIRST_BYTE + 256 :]),
+    *(text.encode() for text in language.TOKENS[language.FIRST_CHARACTER :]),
 ]
 """What each token shows, as UTF-8: special tokens nothing."""
 
 DONE = b"data: [DONE]\n\n"
+LOWEST = -9999.0
+"""What stands for a logprob that is not a number, as in vLLM."""
 
 encode = msgspec.json.encode
 
 
 class Reply(Protocol):
-    """One reply under way. ``usage`` False leaves all token counts out."""
+    """The reply to one request under way: to n choices, where it asks for n. ``usage`` False leaves all token counts
+    out."""
 
-    def chunk(self, tokens: Tokens[int]) -> bytes:
-        """Events for the tokens of one step; the last one's also carry the finish reason."""
+    def chunk(self, tokens: Tokens[int], index: int = 0) -> bytes:
+        """Events for the tokens that one step yields for a choice; the last one's also carry the finish reason."""
 
     def close(self) -> bytes:
         """Events that end a stream."""
@@ -40,8 +45,8 @@ class Reply(Protocol):
     def fail(self, message: str) -> bytes:
         """Events of a stream that breaks off in an error."""
 
-    def whole(self, tokens: Tokens[int]) -> bytes:
-        """The body of a reply without streaming."""
+    def whole(self, outputs: Tokens[Tokens[int]]) -> bytes:
+        """The body of a reply without streaming, of the tokens of each choice."""
 
 
 class _Text:
@@ -79,29 +84,121 @@ def error_body(status: int, message: str, kind: str, param: str | None, anthropi
     return encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
-def _usage(ask: Ask, sequence: Sequence, *, details: bool) -> dict[str, Any]:
+def _usage(ask: Ask, sequences: Tokens[Sequence]) -> dict[str, Any]:
+    output = sum(sequence.output for sequence in sequences)
     usage: dict[str, Any] = {
         "prompt_tokens": len(ask.prompt),
-        "total_tokens": len(ask.prompt) + sequence.output,
-        "completion_tokens": sequence.output,
+        "total_tokens": len(ask.prompt) + output,
+        "completion_tokens": output,
+        "prompt_tokens_details": {"cached_tokens": sequences[0].cached},
     }
-    if details:
-        usage["prompt_tokens_details"] = {"cached_tokens": sequence.cached}
-        if sequence.answer_from:
-            usage["completion_tokens_details"] = {"reasoning_tokens": min(sequence.answer_from, sequence.output)}
+    thought = sum(min(sequence.answer_from, sequence.output) for sequence in sequences)
+    if thought:
+        usage["completion_tokens_details"] = {"reasoning_tokens": thought}
     return usage
+
+
+def _shown(token: int, as_id: bool) -> str:
+    """A token by itself, in logprobs."""
+    if as_id:
+        return f"token_id:{token}"
+    return language.TOKENS[token] if token < language.FIRST_BYTE else PIECES[token].decode("utf-8", "replace")
+
+
+def _ranked(score: Score) -> list[tuple[int, float, int | None]]:
+    """(token, logprob, rank) as vLLM orders them: the sampled one first, then the others but for that one."""
+    found = {score.token: (score.logprob, score.rank or None)}
+    found |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(score.others, 1)}
+    return [
+        (token, logprob if logprob == logprob else LOWEST, rank if logprob == logprob else None)
+        for token, (logprob, rank) in found.items()
+    ]
+
+
+def completion_logprobs(scores: Tokens[Score], ask: Ask, offset: int) -> dict[str, Any]:
+    """``logprobs`` of /v1/completions; ``offset``: characters of the choice before."""
+    tokens = [_shown(score.token, ask.tokens_as_ids) for score in scores]
+    ranked = [_ranked(score) for score in scores]
+    count = None if ask.logprob_ids else (ask.logprobs or 0) + 1
+    return {
+        "text_offset": [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))],
+        "token_logprobs": [each[0][1] for each in ranked],
+        "tokens": tokens,
+        "top_logprobs": [
+            {_shown(token, ask.tokens_as_ids): logprob for token, logprob, _ in each[:count]} for each in ranked
+        ],
+    }
+
+
+def chat_logprobs(scores: Tokens[Score], ask: Ask) -> dict[str, Any]:
+    """``logprobs`` of a chat's choice."""
+    count = None if ask.logprob_ids else ask.logprobs
+    if ask.api == "generate":
+        count = max(ask.logprobs or 0, 1)
+    content = []
+    for score in scores:
+        each = [
+            {"token": (shown := _shown(token, ask.tokens_as_ids)), "logprob": logprob, "bytes": list(shown.encode())}
+            for token, logprob, _ in _ranked(score)
+        ]
+        content.append({**each[0], "bytes": list(_shown(score.token, False).encode()), "top_logprobs": each[:count]})
+    return {"content": content}
+
+
+def id_logprobs(scores: Tokens[Score], ask: Ask) -> dict[str, Any]:
+    """``logprobs`` of /inference/v1/generate."""
+    content = []
+    for score in scores:
+        each = [{"token_id": token, "logprob": logprob, "rank": rank} for token, logprob, rank in _ranked(score)]
+        content.append({**each[0], "top_logprobs": each[: max(ask.logprobs or 0, 1)]})
+    return {"content": content}
+
+
+class _Choice:
+    """One of a request's replies."""
+
+    __slots__ = ("call_begun", "first", "first_ns", "index", "offset", "sequence", "start", "text")
+
+    def __init__(self, sequence: Sequence, index: int) -> None:
+        self.sequence = sequence
+        self.index = index
+        self.text = _Text(sequence)
+        self.start = b',"choices":[{"index":%d,' % index
+        self.first = True
+        self.first_ns = 0
+        self.offset = 0  # characters of its tokens, where it has logprobs
+        self.call_begun = False
+
+    def scores(self, count: int) -> list[Score]:
+        """Of its last ``count`` tokens; empty where none are kept (a reply from a script)."""
+        voice = self.sequence.voice
+        return voice.scores[-count:] if voice is not None else []
+
+
+def _finish(choice: _Choice) -> tuple[str | None, str | None]:
+    """finish_reason and stop_reason; a reply that a fault breaks off never gets to its reason."""
+    finish = choice.sequence.finish
+    return finish if finish in ("length", "stop") else None, choice.sequence.stop_reason
 
 
 class OpenAIReply:
     """A reply of /v1/completions or /v1/chat/completions."""
 
     def __init__(
-        self, ask: Ask, sequence: Sequence, reply_id: str, created: int, fingerprint: str, usage: bool
+        self,
+        ask: Ask,
+        sequences: Tokens[Sequence],
+        reply_id: str,
+        created: int,
+        fingerprint: str,
+        usage: bool,
+        call: Call | None,
     ) -> None:
         self._ask = ask
-        self._sequence = sequence
+        self._sequences = sequences
+        self._choices = [_Choice(sequence, index) for index, sequence in enumerate(sequences)]
         self._chat = ask.api == "chat"
-        self._text = _Text(sequence)
+        self._call = call
         self._fingerprint = fingerprint
         self._usage = usage
         self._head: dict[str, Any] = {
@@ -110,49 +207,52 @@ class OpenAIReply:
             "created": created,
             "model": ask.model,
         }
-        self._start = b"data: " + encode(self._head)[:-1] + b',"choices":[{"index":0,'
-        self._first = True
-        self._first_ns = 0
+        self._opening = b"data: " + encode(self._head)[:-1]
         self._each_usage = (
             b'],"usage":{"prompt_tokens":%d,"total_tokens":' % len(ask.prompt)
             if usage and ask.continuous_usage
             else b""
         )
 
-    def chunk(self, tokens: Tokens[int]) -> bytes:
+    def chunk(self, tokens: Tokens[int], index: int = 0) -> bytes:
         """See Reply. A chat stream opens with a chunk that has a role and no token."""
-        sequence, ask = self._sequence, self._ask
+        choice, ask = self._choices[index], self._ask
+        sequence = choice.sequence
         output = sequence.output
-        thought, answer = self._text.split(tokens, output - len(tokens))
+        thought, answer = choice.text.split(tokens, output - len(tokens))
         parts = []
         prompt_ids = b""
-        if self._first:
-            self._first = False
-            self._first_ns = time.monotonic_ns()
+        if choice.first:
+            choice.first = False
+            choice.first_ns = time.monotonic_ns()
             if ask.return_token_ids:
                 prompt_ids = b',"prompt_token_ids":' + encode(ask.prompt.tolist())
             if self._chat:
-                parts += [
-                    self._start,
-                    b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null',
+                parts += [  # as vLLM puts them: of a chat beside the choices, of a completion into its choice
+                    self._opening,
                     prompt_ids,
-                    b"}",
+                    choice.start,
+                    b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
                     self._running_usage(0),
                 ]
                 prompt_ids = b""
-        parts.append(self._start)
+        parts += [self._opening, choice.start]
         if not self._chat:
             parts.append(b'"text":%b' % encode(answer))
+        elif self._call is not None:
+            parts.append(b'"delta":%b' % encode({"tool_calls": [self._call_part(choice, answer)]}))
         elif not thought:
             parts.append(b'"delta":{"content":%b}' % encode(answer))
         elif not answer:
             parts.append(b'"delta":{"reasoning":%b}' % encode(thought))
         else:
             parts.append(b'"delta":{"reasoning":%b,"content":%b}' % (encode(thought), encode(answer)))
+        logprobs = b"null" if ask.logprobs is None else encode(self._logprobs(choice, len(tokens)))
         if sequence.finish is None:
-            parts.append(b',"logprobs":null,"finish_reason":null,"stop_reason":null')
+            parts.append(b',"logprobs":%b,"finish_reason":null,"stop_reason":null' % logprobs)
         else:
-            parts.append(b',"logprobs":null,"finish_reason":%b,"stop_reason":%b' % self._finish())
+            finish, stop = map(encode, self._finish(choice))
+            parts.append(b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b' % (logprobs, finish, stop))
         parts.append(prompt_ids)
         if ask.return_token_ids:
             parts.append(b',"token_ids":' + encode(tokens))
@@ -163,37 +263,80 @@ class OpenAIReply:
         """See Reply."""
         if not (self._usage and self._ask.include_usage):
             return DONE
-        usage = _usage(self._ask, self._sequence, details=True)
+        usage = _usage(self._ask, self._sequences)
         last = self._head | {"choices": [], "usage": usage, "system_fingerprint": self._fingerprint}
-        last["metrics"] = self._metrics(time.monotonic_ns())
+        if len(self._choices) == 1:
+            last["metrics"] = self._metrics(self._choices[0], time.monotonic_ns())
         return b"data: " + encode(last) + b"\n\n" + DONE
 
     def fail(self, message: str) -> bytes:
         """See Reply."""
         return b"data: " + error_body(500, message, "InternalServerError", None, False) + b"\n\n" + DONE
 
-    def whole(self, tokens: Tokens[int]) -> bytes:
+    def whole(self, outputs: Tokens[Tokens[int]]) -> bytes:
         """See Reply."""
-        thought, answer = self._text.split(tokens, 0)
-        finish, stop = map(msgspec.Raw, self._finish())
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish, "stop_reason": stop}
-        if self._chat:
-            content = answer or (None if self._sequence.script else "")
-            choice["message"] = {"role": "assistant", "reasoning": thought or None, "content": content}
-        else:
-            choice["text"] = answer
-        if self._ask.return_token_ids:
-            choice |= {"prompt_token_ids": self._ask.prompt.tolist(), "token_ids": tokens}
-        body = self._head | {"choices": [choice], "system_fingerprint": self._fingerprint}
+        choices = [self._whole(choice, tokens) for choice, tokens in zip(self._choices, outputs, strict=True)]
+        body = self._head | {"choices": choices, "system_fingerprint": self._fingerprint}
         if self._chat:
             body["object"] = "chat.completion"
+            if self._ask.return_token_ids:
+                body["prompt_token_ids"] = self._ask.prompt.tolist()
         if self._usage:
-            body["usage"] = _usage(self._ask, self._sequence, details=True)
+            body["usage"] = _usage(self._ask, self._sequences)
         return encode(body)
 
-    def _metrics(self, last_ns: int) -> dict[str, float]:
+    def _whole(self, choice: _Choice, tokens: Tokens[int]) -> dict[str, Any]:
+        thought, answer = choice.text.split(tokens, 0)
+        finish, stop = self._finish(choice)
+        told: dict[str, Any] = {
+            "index": choice.index,
+            "logprobs": None if self._ask.logprobs is None else self._logprobs(choice, len(tokens)),
+            "finish_reason": finish,
+            "stop_reason": stop,
+        }
+        if not self._chat:
+            told["text"] = answer
+        elif self._call is not None:
+            calls = [self._call_part(choice, answer)]
+            told["message"] = {"role": "assistant", "reasoning": None, "content": None, "tool_calls": calls}
+        else:
+            content = answer or (None if choice.sequence.script else "")
+            told["message"] = {"role": "assistant", "reasoning": thought or None, "content": content}
+        if self._ask.return_token_ids:
+            told["token_ids"] = tokens
+            if not self._chat:
+                told["prompt_token_ids"] = self._ask.prompt.tolist()
+        return told
+
+    def _logprobs(self, choice: _Choice, count: int) -> dict[str, Any] | None:
+        scores = choice.scores(count)
+        if not scores:
+            return None
+        if self._chat:
+            return chat_logprobs(scores, self._ask)
+        told = completion_logprobs(scores, self._ask, choice.offset)
+        choice.offset = told["text_offset"][-1] + len(told["tokens"][-1])
+        return told
+
+    def _call_part(self, choice: _Choice, arguments: str) -> dict[str, Any]:
+        """What a stream's chunk, or a whole reply, says of its tool call: the first time, also which one it is."""
+        assert self._call is not None
+        if self._ask.stream and choice.call_begun:
+            return {"index": 0, "function": {"arguments": arguments}}
+        choice.call_begun = True
+        part = {"id": f"chatcmpl-tool-{self._head['id'].partition('-')[2]}-{choice.index}", "type": "function"}
+        at = {"index": 0} if self._ask.stream else {}
+        return part | at | {"function": {"name": self._call.name, "arguments": arguments}}
+
+    def _finish(self, choice: _Choice) -> tuple[str | None, str | None]:
+        """As ``_finish``; a tool call is a reason of its own, except where the request names the tool."""
+        finish, stop = _finish(choice)
+        called = self._call is not None and isinstance(self._ask.tool_choice, str)
+        return "tool_calls" if called and finish == "stop" else finish, stop
+
+    def _metrics(self, choice: _Choice, last_ns: int) -> dict[str, float]:
         """As vLLM with --enable-per-request-metrics, by the clock (not the emulated hardware's time)."""
-        sequence, first_ns = self._sequence, self._first_ns
+        sequence, first_ns = choice.sequence, choice.first_ns
         metrics = {
             "time_to_first_token_ms": (first_ns - sequence.scheduled_ns) / 1e6,
             "generation_time_ms": (last_ns - first_ns) / 1e6,
@@ -203,15 +346,80 @@ class OpenAIReply:
             metrics["mean_itl_ms"] = metrics["generation_time_ms"] / (sequence.output - 1)
         return metrics
 
-    def _finish(self) -> tuple[bytes, bytes]:
-        """finish_reason and stop_reason as JSON; a reply that a fault breaks off never gets to its reason."""
-        finish = self._sequence.finish
-        return encode(finish if finish in ("length", "stop") else None), encode(self._sequence.stop_reason)
-
     def _running_usage(self, output: int) -> bytes:
         if not self._each_usage:
             return b"]}\n\n"
         return b'%b%d,"completion_tokens":%d}}\n\n' % (self._each_usage, len(self._ask.prompt) + output, output)
+
+
+class GenerateReply:
+    """A reply of /inference/v1/generate: token ids, and text only where it is asked for."""
+
+    def __init__(self, ask: Ask, sequences: Tokens[Sequence], reply_id: str, created: int, usage: bool) -> None:
+        self._ask = ask
+        self._sequences = sequences
+        self._choices = [_Choice(sequence, index) for index, sequence in enumerate(sequences)]
+        self._id = f"generate-tokens-{reply_id}"
+        self._created = created
+        self._usage = usage
+        self._prompt_ids = ask.prompt.tolist() if ask.return_token_ids else None
+
+    def chunk(self, tokens: Tokens[int], index: int = 0) -> bytes:
+        """See Reply."""
+        choice = self._choices[index]
+        text = choice.text.split(tokens, choice.sequence.output - len(tokens))[1]
+        usage = None
+        if self._usage and self._ask.continuous_usage:
+            usage = _usage(self._ask, [choice.sequence])
+            del usage["prompt_tokens_details"]
+        event = self._head() | {"choices": [self._choice(choice, tokens, text)], "usage": usage}
+        if self._prompt_ids is not None:
+            event["prompt_token_ids"], self._prompt_ids = self._prompt_ids, None
+        return b"data: " + encode(event) + b"\n\n"
+
+    def close(self) -> bytes:
+        """See Reply."""
+        if not (self._usage and self._ask.include_usage):
+            return DONE
+        last = self._head() | {"choices": [], "usage": _usage(self._ask, self._sequences)}
+        return b"data: " + encode(last) + b"\n\n" + DONE
+
+    def fail(self, message: str) -> bytes:
+        """See Reply."""
+        return b"data: " + error_body(500, message, "InternalServerError", None, False) + b"\n\n" + DONE
+
+    def whole(self, outputs: Tokens[Tokens[int]]) -> bytes:
+        """See Reply."""
+        choices = [
+            self._choice(choice, tokens, choice.text.split(tokens, 0)[1])
+            for choice, tokens in zip(self._choices, outputs, strict=True)
+        ]
+        about = {"created": self._created, "model": self._ask.model}
+        usage = _usage(self._ask, self._sequences) if self._usage else None
+        nothing = dict.fromkeys(("prompt_logprobs", "metrics", "kv_transfer_params", "ec_transfer_params"))
+        told = {"choices": choices, "usage": usage, "prompt_token_ids": self._prompt_ids}
+        return encode(self._head() | about | told | nothing)
+
+    def _head(self) -> dict[str, Any]:
+        return {"request_id": self._id, "output_mode": "text" if self._ask.as_text else "tokens"}
+
+    def _choice(self, choice: _Choice, tokens: Tokens[int], text: str) -> dict[str, Any]:
+        finish, stop = _finish(choice)
+        logprobs = None
+        if self._ask.logprobs is not None:
+            scores = choice.scores(len(tokens))
+            logprobs = chat_logprobs(scores, self._ask) if self._ask.as_text else id_logprobs(scores, self._ask)
+        told = {
+            "index": choice.index,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+            "stop_reason": stop,
+            "token_ids": tokens,
+            "routed_experts": None,
+            "sampling_mask": None,
+            "weight_versions": None,
+        }
+        return told | ({"text": text} if self._ask.as_text else {})
 
 
 class AnthropicReply:
@@ -227,7 +435,7 @@ class AnthropicReply:
         self._block = -1
         self._kind = ""
 
-    def chunk(self, tokens: Tokens[int]) -> bytes:
+    def chunk(self, tokens: Tokens[int], index: int = 0) -> bytes:
         """See Reply. The first one opens the message."""
         thought, answer = self._text.split(tokens, self._sequence.output - len(tokens))
         parts = []
@@ -260,9 +468,9 @@ class AnthropicReply:
         """See Reply."""
         return b"event: error\ndata: " + error_body(500, message, "", None, True) + b"\n\n"
 
-    def whole(self, tokens: Tokens[int]) -> bytes:
+    def whole(self, outputs: Tokens[Tokens[int]]) -> bytes:
         """See Reply."""
-        thought, answer = self._text.split(tokens, 0)
+        thought, answer = self._text.split(outputs[0], 0)
         content = [{"type": "thinking", "thinking": thought}] if thought else []
         content.append({"type": "text", "text": answer})
         end = {"stop_reason": self._stop_reason(), "stop_sequence": self._sequence.stop_reason}
@@ -300,8 +508,18 @@ def _event(event: dict[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encode(event))
 
 
-def begin(ask: Ask, sequence: Sequence, reply_id: str, created: int, fingerprint: str, usage: bool) -> Reply:
-    """Return the reply of the API that was asked."""
+def begin(
+    ask: Ask,
+    sequences: Tokens[Sequence],
+    reply_id: str,
+    created: int,
+    fingerprint: str,
+    usage: bool,
+    call: Call | None,
+) -> Reply:
+    """Return the reply of the API that was asked. ``call``: the tool call that its tokens are the arguments of."""
     if ask.api == "messages":
-        return AnthropicReply(ask, sequence, reply_id, usage)
-    return OpenAIReply(ask, sequence, reply_id, created, fingerprint, usage)
+        return AnthropicReply(ask, sequences[0], reply_id, usage)
+    if ask.api == "generate":
+        return GenerateReply(ask, sequences, reply_id, created, usage)
+    return OpenAIReply(ask, sequences, reply_id, created, fingerprint, usage, call)

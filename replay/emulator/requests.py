@@ -10,11 +10,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replay.emulator import language
-from replay.emulator.noise import mix, text_number
+from replay.emulator.noise import MASK, mix, text_number
 
-Api = Literal["completions", "chat", "messages"]
+Api = Literal["completions", "chat", "messages", "generate"]
 
-DEFAULT_MAX_TOKENS = 16  # of /v1/completions; chat replies may fill the context
+DEFAULT_MAX_TOKENS = 16  # of /v1/completions; other replies may fill the context
+MAX_LOGPROBS = 20  # as vLLM's --max-logprobs
+MAX_LOGPROB_IDS = 128
+MAX_CHOICES = 128
+
+
+class NamedTool(msgspec.Struct):
+    name: str
+
+
+class NamedChoice(msgspec.Struct):
+    """The one tool that must be called."""
+
+    function: NamedTool
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
 class Refused(Exception):
@@ -47,6 +63,25 @@ class Ask(msgspec.Struct, kw_only=True):
     thinking: bool
     question: str = ""
     """Of a chat: its last message of a user."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    n: int = 1
+    """Replies that are asked for."""
+    logprobs: int | None = None
+    """Most likely tokens whose logprobs are wanted at each position; None: no logprobs at all."""
+    logprob_ids: tuple[int, ...] = ()
+    """Tokens whose logprobs are wanted instead."""
+    tokens_as_ids: bool = False
+    """In logprobs tokens are written "token_id:7"."""
+    trace: tuple[int, ...] = ()
+    """The reply that is forced."""
+    cache_salt: str = ""
+    tools: bytes = b""
+    """JSON, as it came."""
+    tool_choice: ToolChoice = "none"
+    as_text: bool = True
+    """False: a reply of token ids alone."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -68,10 +103,34 @@ class _Sampling(msgspec.Struct, kw_only=True):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    logprob_token_ids: list[int] | None = None
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: str | None = None
 
 
 class _CompletionBody(_Sampling, kw_only=True):
     prompt: str | list[int]
+    logprobs: int | None = None
+
+
+class _GenerateSampling(_Sampling, kw_only=True):
+    logprobs: int | None = None
+    trace_decode_token_ids: list[int] | None = None
+
+
+class _GenerateBody(msgspec.Struct, kw_only=True):
+    """Of /inference/v1/generate: how to sample is in a part of its own, how to answer is not."""
+
+    token_ids: list[int]
+    sampling_params: _GenerateSampling
+    model: str = ""
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
 
 
 class _Part(msgspec.Struct):
@@ -98,6 +157,15 @@ class _ChatBody(_Sampling, kw_only=True):
     max_completion_tokens: int | None = None
     tools: msgspec.Raw = msgspec.Raw()
     chat_template_kwargs: _TemplateArguments | None = None
+    tool_choice: ToolChoice | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+
+class _TokenizeBody(msgspec.Struct, kw_only=True):
+    messages: list[_Message]
+    tools: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: _TemplateArguments | None = None
 
 
 class _Thinking(msgspec.Struct):
@@ -121,7 +189,9 @@ class _MessagesBody(msgspec.Struct, kw_only=True):
 
 _completion_decoder = msgspec.json.Decoder(_CompletionBody)
 _chat_decoder = msgspec.json.Decoder(_ChatBody)
+_generate_decoder = msgspec.json.Decoder(_GenerateBody)
 _messages_decoder = msgspec.json.Decoder(_MessagesBody)
+_tokenize_decoder = msgspec.json.Decoder(_TokenizeBody)
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -152,9 +222,11 @@ def _chat_tokens(messages: list[_Message], system: str, tools: msgspec.Raw, thin
         raise Refused(400, str(error), param="messages") from None
 
 
+def _thinks(arguments: _TemplateArguments | None) -> bool:
+    return bool(arguments and arguments.thinking)
+
+
 def _sampled(body: _Sampling, api: Api, prompt: NDArray[np.int32], max_tokens: int | None, *, thinking: bool) -> Ask:
-    if body.n not in (None, 1):
-        raise Refused(400, f"n is {body.n}; the emulator gives one reply a request", param="n")
     options = body.stream_options or _StreamOptions()
     if body.stream_options is not None and not body.stream:
         raise Refused(400, "Stream options can only be defined when `stream=True`.", param="stream_options")
@@ -173,29 +245,69 @@ def _sampled(body: _Sampling, api: Api, prompt: NDArray[np.int32], max_tokens: i
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         thinking=thinking,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),  # vLLM takes -1 for all, too
+        n=1 if body.n is None else body.n,
+        logprob_ids=tuple(body.logprob_token_ids or ()),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        cache_salt=body.cache_salt or "",
     )
+
+
+def _ids(tokens: list[int], param: str) -> NDArray[np.int32]:
+    try:
+        return np.frombuffer(array("i", tokens), np.int32)
+    except OverflowError:
+        raise Refused(400, f"Token id {max(tokens, key=abs)} is out of vocabulary", param=param) from None
 
 
 def completion(data: bytes) -> Ask:
     """Read a /v1/completions body: text, or token ids (100k of them in a few milliseconds)."""
     body: _CompletionBody = _decoded(_completion_decoder, data)
     ids = language.encode(body.prompt) if isinstance(body.prompt, str) else body.prompt
-    try:
-        prompt = np.frombuffer(array("i", ids), np.int32)
-    except OverflowError:
-        worst = max(ids, key=abs)
-        raise Refused(400, f"Token id {worst} is out of vocabulary", param="prompt") from None
     limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    return _sampled(body, "completions", prompt, limit, thinking=False)
+    ask = _sampled(body, "completions", _ids(ids, "prompt"), limit, thinking=False)
+    if ask.logprob_ids and body.logprobs is None:
+        raise Refused(400, "when using `logprob_token_ids`, `logprobs` must be set.", param="logprob_token_ids")
+    ask.logprobs = body.logprobs
+    return ask
+
+
+def generate(data: bytes) -> Ask:
+    """Read an /inference/v1/generate body: token ids in, token ids out."""
+    body: _GenerateBody = _decoded(_generate_decoder, data)
+    asked = body.sampling_params
+    asked.model, asked.stream, asked.stream_options = body.model, body.stream, body.stream_options
+    asked.return_token_ids, asked.cache_salt = body.return_token_ids, body.cache_salt
+    ask = _sampled(asked, "generate", _ids(body.token_ids, "token_ids"), asked.max_tokens, thinking=False)
+    ask.as_text = body.output_mode == "text"
+    ask.logprobs = asked.logprobs
+    if asked.trace_decode_token_ids is not None:
+        if not asked.trace_decode_token_ids:
+            raise Refused(400, "trace_decode_token_ids must be a non-empty list.")
+        if ask.n != 1:
+            raise Refused(400, "trace_decode_token_ids requires n=1.")
+        # As in vLLM a replay ends with its trace, whatever could end a reply before.
+        ask.trace = tuple(asked.trace_decode_token_ids)
+        ask.max_tokens = min(len(ask.trace), ask.max_tokens if ask.max_tokens is not None else len(ask.trace))
+        ask.min_tokens, ask.ignore_eos, ask.stops = 0, True, ()
+    return ask
 
 
 def chat(data: bytes) -> Ask:
     """Read a /v1/chat/completions body. ``chat_template_kwargs: {"thinking": true}`` asks for reasoning."""
     body: _ChatBody = _decoded(_chat_decoder, data)
-    thinking = bool(body.chat_template_kwargs and body.chat_template_kwargs.thinking)
+    thinking = _thinks(body.chat_template_kwargs)
     prompt = _chat_tokens(body.messages, "", body.tools, thinking)
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     ask = _sampled(body, "chat", prompt, limit, thinking=thinking)
+    ask.tools = bytes(body.tools)
+    ask.tool_choice = body.tool_choice or ("auto" if ask.tools else "none")
+    if body.logprobs:
+        ask.logprobs = body.top_logprobs or 0
+    elif body.top_logprobs or ask.logprob_ids:
+        field = "top_logprobs" if body.top_logprobs else "logprob_token_ids"
+        raise Refused(400, f"when using `{field}`, `logprobs` must be set to true.", param=field)
     ask.question = next((_content(turn.content) for turn in reversed(body.messages) if turn.role == "user"), "")
     return ask
 
@@ -222,7 +334,13 @@ def messages(data: bytes) -> Ask:
     )
 
 
-READERS = {"completions": completion, "chat": chat, "messages": messages}
+def tokenized(data: bytes) -> NDArray[np.int32]:
+    """The prompt of a /tokenize body, which must be a chat."""
+    body: _TokenizeBody = _decoded(_tokenize_decoder, data)
+    return _chat_tokens(body.messages, "", body.tools, _thinks(body.chat_template_kwargs))
+
+
+READERS = {"completions": completion, "chat": chat, "messages": messages, "generate": generate}
 
 
 def check(ask: Ask, model: str, max_model_len: int) -> int:
@@ -242,6 +360,11 @@ def check(ask: Ask, model: str, max_model_len: int) -> int:
         raise Refused(400, f"min_tokens must lie in 0..{limit} (max_tokens), got {ask.min_tokens}.", param="min_tokens")
     if ask.temperature < 0:
         raise Refused(400, f"temperature must be non-negative, got {ask.temperature}.", param="temperature")
+    if not 0 < ask.top_p <= 1:
+        raise Refused(400, f"top_p must be in (0, 1], got {ask.top_p}.", param="top_p")
+    if not 1 <= ask.n <= MAX_CHOICES:
+        raise Refused(400, f"n must lie in 1..{MAX_CHOICES}, got {ask.n}.", param="n")
+    _check_logprobs(ask)
     if "" in ask.stops:
         raise Refused(400, "stop cannot contain an empty string.", param="stop")
     if length + limit > max_model_len:
@@ -256,9 +379,41 @@ def check(ask: Ask, model: str, max_model_len: int) -> int:
     return limit
 
 
-def sampling_seed(ask: Ask, server_seed: int, request_id: str) -> int:
-    """Return what the reply's words depend on: the server's seed, and above temperature 0 the request's own (or its id,
-    where it gives none)."""
+def _check_logprobs(ask: Ask) -> None:
+    wanted, ids = ask.logprobs, ask.logprob_ids
+    if ask.api == "generate" and ids and wanted not in (None, len(ids)):
+        raise Refused(
+            400,
+            "When both logprobs and logprob_token_ids are set, logprobs must equal len(logprob_token_ids). "
+            f"Got logprobs={wanted}, len(logprob_token_ids)={len(ids)}.",
+            param="logprob_token_ids",
+        )
+    if wanted is not None and not 0 <= wanted <= MAX_LOGPROBS and (not ids or ask.api == "generate"):
+        raise Refused(
+            400,
+            f"Requested sample logprobs of {wanted}, which is greater than max allowed: {MAX_LOGPROBS}"
+            if wanted > 0
+            else f"logprobs must lie in 0..{MAX_LOGPROBS}; the emulator does not give the whole vocabulary",
+            param="logprobs",
+        )
+    if len(ids) > MAX_LOGPROB_IDS:
+        words = (
+            f"Requested logprob_token_ids of length {len(ids)}, which is greater than max allowed: {MAX_LOGPROB_IDS}"
+        )
+        raise Refused(400, words, param="logprob_token_ids")
+    for name, tokens in (("logprob_token_ids", ids), ("trace_decode_token_ids", ask.trace)):
+        if any(not 0 <= token < language.VOCAB_SIZE for token in tokens):
+            size = language.VOCAB_SIZE
+            raise Refused(400, f"{name} contain out-of-vocab token ids. Vocabulary size: {size}", param=name)
+
+
+def own_seed(ask: Ask, request_id: str, index: int) -> int:
+    """The seed of one of a request's replies, 64 bits: its own (or its id, where it gives none) plus the index."""
+    return ((ask.seed if ask.seed is not None else text_number(request_id)) + index) & MASK
+
+
+def sampling_seed(ask: Ask, server_seed: int, request_id: str, index: int = 0) -> int:
+    """Return what the reply's words depend on: the server's seed, and above temperature 0 the reply's own."""
     if ask.temperature == 0:
         return mix(server_seed, 0)
-    return mix(server_seed, 1, ask.seed if ask.seed is not None else text_number(request_id))
+    return mix(server_seed, 1, own_seed(ask, request_id, index))

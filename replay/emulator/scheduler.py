@@ -15,11 +15,12 @@ from collections.abc import Sequence as Tokens
 import numpy as np
 from numpy.typing import NDArray
 
-from replay.emulator import faults, language, speculation
+from replay.emulator import decoding, faults, language, speculation, speech
 from replay.emulator.eligibility import Route, route
 from replay.emulator.prefix_cache import ROOT, PrefixCache, block_hash, block_hashes
 from replay.emulator.profiles import Profile, step_time
 from replay.emulator.settings import EmulatorSettings, resolve
+from replay.emulator.speech import Voice
 from replay.emulator.truth import Finish
 
 
@@ -46,6 +47,7 @@ class Sequence:
         "private",
         "prompt",
         "queued_ns",
+        "salt",
         "scheduled_ns",
         "script",
         "seed",
@@ -54,6 +56,7 @@ class Sequence:
         "stops",
         "tail",
         "text_tail",
+        "voice",
     )
 
     def __init__(
@@ -70,12 +73,15 @@ class Sequence:
         answer_from: int = 0,
         script: Tokens[int] = (),
         at_once: int = 1,
+        voice: Voice | None = None,
+        salt: bytes = ROOT,
     ) -> None:
         """``limit``: output tokens at which it ends, with ``limit_finish``. ``may_end``: the language may end the reply
         earlier, after ``min_tokens``. ``answer_from``: output tokens before this one are thought, and stop strings are
         looked for after them. ``script``: what it says, down to the limit or the end of the text; empty: what the
-        language does. ``at_once``: tokens that come with the end of the prompt. ``deliver`` is called with the tokens
-        of each step that yields some."""
+        language does. ``at_once``: tokens that come with the end of the prompt. ``voice``: the language
+        model speaks instead. ``salt``: cached prefixes are shared with requests of the same one only. ``deliver`` is
+        called with the tokens of each step that yields some."""
         self.prompt = prompt
         self.limit = limit
         self.limit_finish = limit_finish
@@ -86,6 +92,8 @@ class Sequence:
         self.answer_from = answer_from
         self.script = script
         self.at_once = at_once
+        self.voice = voice
+        self.salt = salt
         self.deliver = deliver
         self.finish: Finish | None = None
         self.stop_reason: str | None = None
@@ -153,6 +161,11 @@ class Scheduler:
         self.drafts = settings.speculation.draft_tokens if settings.speculation else 0
         self.accepted = speculation.schedule(settings.speculation, settings.seed)
         self.faults = faults.parse(settings.faults)
+        self.weights = settings.seed
+        self.faulty = decoding.Faulty(
+            {name: number for name, number in self.faults.items() if name in faults.DECODE_FAULTS}, settings.noise_seed
+        )
+        self.batch: list[Sequence] = []  # the decoding rows of the last step in which the model spoke
         self.standard = step_time(self.profile, "auto")
         self.specialised = step_time(self.profile, "latency_specialized")
         self.cache = PrefixCache(self.profile.kv_blocks)
@@ -165,7 +178,7 @@ class Scheduler:
         """Queue a request. Its prompt and limit fit ``max_model_len``."""
         size = self.profile.block_size
         if self.caching:
-            sequence.hashes = block_hashes(sequence.prompt, size)
+            sequence.hashes = block_hashes(sequence.prompt, size, sequence.salt)
         sequence.tail = sequence.prompt[len(sequence.prompt) // size * size :].tolist()
         self.waiting.append(sequence)
 
@@ -216,21 +229,26 @@ class Scheduler:
         counts.steps += 1
         counts.specialised_steps += step.route.specialised
         counts.prompt_tokens += step.prompt_tokens
-        yields = []
+        turns = []  # (request, tokens it is to yield, whether of its prompt)
         for sequence, count, of_prompt in step.parts:
             if sequence.finish is not None or sequence.computed < len(sequence.prompt):
                 continue
-            if of_prompt:
-                tokens = self._generate(sequence, sequence.at_once)  # the end of a prompt gives the first token
-            else:
-                accepted = min(self.accepted(sequence.decode_steps, sequence.context), count)
+            wanted = sequence.at_once  # the end of a prompt gives the first token
+            if not of_prompt:
+                wanted = min(self.accepted(sequence.decode_steps, sequence.context), count)
                 sequence.decode_steps += 1
                 if count > 1:
                     counts.drafts += 1
                     counts.draft_tokens += count - 1
-                    for position in range(accepted - 1):
+                    for position in range(wanted - 1):
                         counts.accepted_per_position[position] += 1
-                tokens = self._generate(sequence, accepted)
+            turns.append((sequence, wanted, of_prompt))
+        said = self._say(step, turns)
+        yields = []
+        for sequence, wanted, of_prompt in turns:
+            tokens = said[sequence] if sequence.voice is not None else self._generate(sequence, wanted)
+            self._settle(sequence, tokens)
+            if not of_prompt:
                 step.decode_tokens += len(tokens)
                 if step.route.specialised:
                     sequence.specialised_tokens += len(tokens)
@@ -267,6 +285,8 @@ class Scheduler:
             self.counts.cache_queries += length
             self.counts.cache_hits += hits * size
         sequence.cached = sequence.computed = hits * size
+        if sequence.voice is not None:
+            sequence.voice.cached = sequence.cached
         sequence.held = sequence.hashes[:hits]
         sequence.private = fresh
         return True
@@ -287,19 +307,44 @@ class Scheduler:
         sequence.private -= 1
 
     def _generate(self, sequence: Sequence, wanted: int) -> list[int]:
-        tokens = self._recite(sequence, wanted) if sequence.script else self._speak(sequence, wanted)
+        return self._recite(sequence, wanted) if sequence.script else self._speak(sequence, wanted)
+
+    def _settle(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Make room for what a request was given, and let it go if that was its end."""
         if self.caching:
             size = self.profile.block_size
             sequence.tail.extend(tokens)
             full = (len(sequence.tail) - 1) // size * size  # the newest token is not computed yet, so it fills no block
             for start in range(0, full, size):
-                parent = sequence.held[-1] if sequence.held else ROOT
+                parent = sequence.held[-1] if sequence.held else sequence.salt
                 block = array("i", sequence.tail[start : start + size])
                 self._publish(sequence, block_hash(parent, block.tobytes()))
             del sequence.tail[:full]
         if sequence.finish is not None:
             self._leave(sequence)
-        return tokens
+
+    def _say(self, step: Step, turns: list[tuple[Sequence, int, bool]]) -> dict[Sequence, list[int]]:
+        """Let the model speak for all of a step's requests that have a voice: what it says for each."""
+        said: dict[Sequence, list[int]] = {sequence: [] for sequence, _, _ in turns if sequence.voice is not None}
+        if not said:
+            return said
+        batch = [sequence for sequence, _, of_prompt in step.parts if not of_prompt]
+        rows = {sequence: row for row, sequence in enumerate(batch)}
+        joined, self.batch = batch != self.batch, batch
+        speaking = [(sequence, sequence.voice, wanted) for sequence, wanted, _ in turns if sequence.voice is not None]
+        while speaking:
+            place = decoding.Place(
+                step=self.counts.steps,
+                row=np.array([rows.get(sequence, 0) for sequence, _, _ in speaking]),
+                batch=max(len(batch), 1),
+                joined=joined,
+            )
+            tokens = speech.say([voice for _, voice, _ in speaking], place, self.faulty, self.weights)
+            for (sequence, _, _), token in zip(speaking, tokens, strict=True):
+                said[sequence].append(token)
+                self._count(sequence, token)
+            speaking = [turn for turn in speaking if turn[0].finish is None and len(said[turn[0]]) < turn[2]]
+        return said
 
     def _recite(self, sequence: Sequence, wanted: int) -> list[int]:
         start = sequence.output
@@ -317,20 +362,25 @@ class Scheduler:
             may_end = sequence.may_end and sequence.output >= sequence.min_tokens
             token = language.next_token(sequence.last, sequence.context, sequence.seed, may_end)
             sequence.last = (sequence.last[1], sequence.last[2], token)
-            sequence.output += 1
             tokens.append(token)
-            if token == language.EOS or (sequence.stops and self._stopped(sequence, token)):
-                self._finish(sequence, "stop")
-                break
-            if sequence.output >= sequence.limit:
-                self._finish(sequence, sequence.limit_finish)
+            self._count(sequence, token)
+            if sequence.finish is not None:
                 break
         return tokens
+
+    def _count(self, sequence: Sequence, token: int) -> None:
+        """Count one output token, and end the request if that is the last."""
+        sequence.output += 1
+        ended = token == language.EOS and sequence.may_end
+        if ended or (sequence.stops and self._stopped(sequence, token)):
+            self._finish(sequence, "stop")
+        elif sequence.output >= sequence.limit:
+            self._finish(sequence, sequence.limit_finish)
 
     def _stopped(self, sequence: Sequence, token: int) -> bool:
         if sequence.output <= max(sequence.answer_from, sequence.min_tokens):
             return False
-        text = sequence.text_tail + language.TOKENS[token]
+        text = sequence.text_tail + (language.TOKENS[token] if token >= language.FIRST_CHARACTER else "")
         sequence.stop_reason = next((stop for stop in sequence.stops if stop in text), None)
         sequence.text_tail = text[-max(map(len, sequence.stops)) :]
         return sequence.stop_reason is not None

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -21,13 +22,14 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from replay.emulator import exams, faults, metrics, replies, requests
+from replay.emulator import exams, faults, language, metrics, replies, requests, speech, tools
 from replay.emulator.engine import Engine
 from replay.emulator.faults import picks
-from replay.emulator.noise import text_number
+from replay.emulator.noise import mix, text_number
 from replay.emulator.requests import Api, Ask, Refused
 from replay.emulator.scheduler import Sequence
 from replay.emulator.settings import EmulatorSettings, fingerprint, resolve
+from replay.emulator.speech import Voice
 from replay.emulator.truth import Finish, RequestTruth, TruthLog
 from workloads.errors import UserError
 
@@ -71,6 +73,7 @@ class Service:
         self.fingerprint = fingerprint(settings)
         self.version = f"{_version()}+decodegate.emulator"
         self.numbers = count(1)
+        self.spoken = count(1)  # numbers of the requests that the language model answers
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
@@ -80,6 +83,8 @@ class Service:
                 web.post("/v1/completions", self._handler("completions")),
                 web.post("/v1/chat/completions", self._handler("chat")),
                 web.post("/v1/messages", self._handler("messages")),
+                web.post("/inference/v1/generate", self._handler("generate")),
+                web.post("/tokenize", self._tokenize),
                 web.get("/v1/models", self._models),
                 web.get("/version", self._version),
                 web.get("/health", self._health),
@@ -106,10 +111,7 @@ class Service:
                 return await self._answer(api, request, truth)
             except Refused as refusal:
                 truth.finish = "error"
-                body = replies.error_body(
-                    refusal.status, refusal.message, refusal.kind, refusal.param, anthropic=api == "messages"
-                )
-                return web.Response(status=refusal.status, body=body, content_type="application/json")
+                return _refusal(refusal, anthropic=api == "messages")
             finally:
                 truth.ended_ns = time.monotonic_ns()
                 self.truth.request(truth)
@@ -117,6 +119,9 @@ class Service:
         return handle
 
     async def _answer(self, api: Api, request: web.Request, truth: RequestTruth) -> web.StreamResponse:
+        if api == "generate" and not self.settings.scale_out:
+            words = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            raise Refused(403, words, "PermissionDeniedError")
         ask = requests.READERS[api](await request.read())
         ask.model = ask.model or self.settings.model
         truth.prompt_tokens = len(ask.prompt)
@@ -126,27 +131,49 @@ class Service:
             raise Refused(503, f"The server is overloaded (fault refuse-long:{longest:g})", "ServiceUnavailableError")
 
         broken = next((name for name in BREAKS if ask.stream and picks(self.faults, name, truth.request_id)), "")
-        sequence = self._sequence(ask, limit, truth.request_id, broken)
+        call = self._call(ask, truth.request_id)
+        sequences = self._sequences(ask, limit, truth.request_id, broken, call)
         reply_id = f"{text_number(truth.request_id):016x}"
         usage = "no-usage" not in self.faults
-        reply = replies.begin(ask, sequence, reply_id, int(time.time()), self.fingerprint, usage)
+        reply = replies.begin(ask, sequences, reply_id, int(time.time()), self.fingerprint, usage, call)
         serve = self._stream if ask.stream else self._whole
         headers = {"X-Request-Id": truth.request_id}
         try:
-            return await serve(request, headers, sequence, reply, truth, broken)
-        except asyncio.CancelledError:
-            self.engine.abort(sequence)
-            raise
+            return await serve(request, headers, sequences, reply, truth, broken)
         finally:
-            truth.cached_tokens = sequence.cached
-            truth.specialised_tokens = sequence.specialised_tokens
+            for sequence in sequences:
+                if sequence.finish is None:
+                    self.engine.abort(sequence)
+            truth.cached_tokens = sequences[0].cached
+            truth.specialised_tokens = sum(sequence.specialised_tokens for sequence in sequences)
 
-    def _sequence(self, ask: Ask, limit: int, request_id: str, broken: str) -> Sequence:
+    def _sequences(self, ask: Ask, limit: int, request_id: str, broken: str, call: tools.Call | None) -> list[Sequence]:
+        spoken = ask.api == "generate" or ask.logprobs is not None or self.settings.language == "model"
+        if ask.trace and not self.settings.trace_replay:
+            words = "trace_decode_token_ids is set but trace replay is not enabled. Start the engine with "
+            raise Refused(400, words + "--enable-trace-replay to use it.")
+        if ask.trace and self.settings.speculation is not None:
+            raise Refused(400, "trace_decode_token_ids is not supported with speculative decoding.")
+        context = speech.context_of(ask.prompt) if spoken else None
+        return [self._sequence(ask, limit, request_id, index, broken, call, context) for index in range(ask.n)]
+
+    def _sequence(
+        self,
+        ask: Ask,
+        limit: int,
+        request_id: str,
+        index: int,
+        broken: str,
+        call: tools.Call | None,
+        context: speech.Spot | None,
+    ) -> Sequence:
         limit_finish: Finish = "length"
         min_tokens, may_end = ask.min_tokens, not ask.ignore_eos
         answer_from = limit // 2 if ask.thinking else 0  # half of the budget goes into thought
-        seed = requests.sampling_seed(ask, self.settings.seed, request_id)
+        seed = requests.sampling_seed(ask, self.settings.seed, request_id, index)
         script = self._script(ask, limit, seed)
+        if script is None and call is not None:
+            script = exams.Script([*language.encode(call.arguments), language.EOS], 0)
         if script is not None:
             limit, answer_from = min(limit, len(script.tokens)), script.thought
         if (ask.ignore_eos or ask.min_tokens) and "ignore-ignore-eos" in self.faults:
@@ -165,7 +192,36 @@ class Service:
             answer_from=answer_from,
             script=script.tokens if script else (),
             at_once=script.thought + 1 if script and not ask.stream else 1,
+            voice=self._voice(ask, request_id, index, min_tokens, context) if context and not script else None,
+            salt=ask.cache_salt.encode(),
         )
+
+    def _voice(self, ask: Ask, request_id: str, index: int, min_tokens: int, context: speech.Spot) -> Voice:
+        last, position, state = context
+        return Voice(
+            last=last,
+            position=position,
+            state=state,
+            request=next(self.spoken),
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            top_k=ask.top_k,
+            seed=requests.own_seed(ask, request_id, index),
+            min_tokens=min_tokens,
+            trace=ask.trace,
+            scored=ask.logprobs,
+            scored_ids=ask.logprob_ids,
+        )
+
+    def _call(self, ask: Ask, request_id: str) -> tools.Call | None:
+        """The tool call that answers a chat. "auto" leads to one with the language model only: words are what
+        recorded sessions, whose requests all have tools, are replayed against."""
+        if ask.ignore_eos or ask.tool_choice == "none":
+            return None
+        if ask.tool_choice == "auto" and self.settings.language != "model":
+            return None
+        seed = requests.sampling_seed(ask, self.settings.seed, request_id)
+        return tools.call(ask.tools, ask.tool_choice, mix(seed, speech.context_of(ask.prompt)[2]))
 
     def _script(self, ask: Ask, limit: int, seed: int) -> exams.Script | None:
         question = None if ask.ignore_eos else exams.find(self.exams, ask.question)
@@ -178,7 +234,7 @@ class Service:
         self,
         request: web.Request,
         headers: dict[str, str],
-        sequence: Sequence,
+        sequences: list[Sequence],
         reply: replies.Reply,
         truth: RequestTruth,
         broken: str,
@@ -191,13 +247,16 @@ class Service:
             raise asyncio.CancelledError
         ended = asyncio.get_running_loop().create_future()
 
-        def deliver(tokens: list[int]) -> None:
-            data = reply.chunk(tokens)
-            finish = sequence.finish
+        def deliver(index: int, tokens: list[int]) -> None:
+            data = reply.chunk(tokens, index)
+            finish = sequences[index].finish
             # A chosen stream that ends by itself before half-way ends well.
             cut = broken if finish == "error" else ""
             if finish is not None and not cut:
-                data += reply.close()
+                if any(sequence.finish is None for sequence in sequences):
+                    finish = None  # other choices go on
+                else:
+                    data += reply.close()
             elif cut == "error-in-stream":
                 data += reply.fail("EngineCore encountered an issue (fault error-in-stream)")
             if transport.is_closing():
@@ -210,8 +269,7 @@ class Service:
                 if not ended.done():
                     ended.set_result(None)
 
-        sequence.deliver = deliver
-        self.engine.submit(sequence)
+        self._submit(sequences, deliver)
         await ended
         with suppress(ConnectionError):  # the client may leave between the last chunk and this
             await response.write_eof()
@@ -221,29 +279,42 @@ class Service:
         self,
         request: web.Request,
         headers: dict[str, str],
-        sequence: Sequence,
+        sequences: list[Sequence],
         reply: replies.Reply,
         truth: RequestTruth,
         broken: str,
     ) -> web.StreamResponse:
         ended = asyncio.get_running_loop().create_future()
-        output: list[int] = []
+        outputs: list[list[int]] = [[] for _ in sequences]
 
-        def deliver(tokens: list[int]) -> None:
-            output.extend(tokens)
-            if sequence.finish is not None and not ended.done():
+        def deliver(index: int, tokens: list[int]) -> None:
+            outputs[index].extend(tokens)
+            if all(sequence.finish is not None for sequence in sequences) and not ended.done():
                 ended.set_result(None)
 
-        sequence.deliver = deliver
-        self.engine.submit(sequence)
+        self._submit(sequences, deliver)
         await ended
-        response = web.Response(body=reply.whole(output), content_type="application/json", headers=headers)
+        response = web.Response(body=reply.whole(outputs), content_type="application/json", headers=headers)
         await response.prepare(request)
-        truth.emissions.append((time.monotonic_ns(), len(output)))
+        truth.emissions.append((time.monotonic_ns(), sum(map(len, outputs))))
         with suppress(ConnectionError):
             await response.write_eof()
-        truth.finish = sequence.finish or "abort"
+        truth.finish = sequences[0].finish or "abort"
         return response
+
+    def _submit(self, sequences: list[Sequence], deliver: Callable[[int, list[int]], None]) -> None:
+        for index, sequence in enumerate(sequences):
+            sequence.deliver = partial(deliver, index)
+            self.engine.submit(sequence)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        try:
+            tokens = requests.tokenized(await request.read()).tolist()
+        except Refused as refusal:
+            return _refusal(refusal, anthropic=False)
+        return web.json_response(
+            {"count": len(tokens), "max_model_len": self.profile.max_model_len, "tokens": tokens, "token_strs": None}
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         model = {
@@ -269,6 +340,11 @@ class Service:
     async def _reset(self, request: web.Request) -> web.Response:
         done = self.engine.scheduler.reset_cache()
         return web.json_response({"reset": done}, status=200 if done else 409)
+
+
+def _refusal(refusal: Refused, *, anthropic: bool) -> web.Response:
+    body = replies.error_body(refusal.status, refusal.message, refusal.kind, refusal.param, anthropic)
+    return web.Response(status=refusal.status, body=body, content_type="application/json")
 
 
 async def serve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,12 @@ from replay.emulator.speculation import Speculation
 from workloads.errors import UserError
 
 MAX_SPECIALISED_DRAFTS = 7
+
+Language = Literal["words", "model"]
+"""What answers requests. The model (replay/emulator/lm.py) has a distribution at each position and costs about 1 ms a
+step; words have none (language.next_token) and cost 2 us each, which benchmarks of the client need. With "words" the
+model still answers what only it can: requests for logprobs, and /inference/v1/generate. It says other things than the
+words do, so that logprobs on and off are comparable with "model" only."""
 
 
 class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +42,14 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Name that requests must ask for."""
     exams: str | None = None
     """File of questions that it knows (replay/emulator/exams.py)."""
+    language: Language = "words"
+    noise_seed: int = 0
+    """Of numerical noise and of what faults of the decode path strike: with another one it is another run of the same
+    server."""
+    scale_out: bool = True
+    """Offer /inference/v1/generate, as vLLM does with --enable-scale-out."""
+    trace_replay: bool = True
+    """Take trace_decode_token_ids there, as vLLM does with --enable-trace-replay."""
 
 
 def resolve(settings: EmulatorSettings) -> Profile:
@@ -52,7 +67,9 @@ def resolve(settings: EmulatorSettings) -> Profile:
         raise UserError(f"time_scale is {settings.time_scale:g}; it must lie above 0, up to 1000")
     if settings.keep_alive_s <= 0:
         raise UserError(f"keep_alive_s is {settings.keep_alive_s:g}; it must be above 0")
-    faults.parse(settings.faults)
+    unheard = faults.parse(settings.faults).keys() & faults.DECODE_FAULTS
+    if unheard and settings.language != "model":
+        raise UserError(f"fault {min(unheard)} acts on the language model; set language to model")
     if settings.exams is not None:
         exams.load(Path(settings.exams))
     drafts = settings.speculation
@@ -75,7 +92,8 @@ def resolve(settings: EmulatorSettings) -> Profile:
 
 def fingerprint(settings: EmulatorSettings) -> str:
     """Return the ``system_fingerprint``: it says that this is emulated, and changes with the settings and with what a
-    file of exams holds, wherever that lies."""
+    file of exams holds, wherever that lies. How fast time passes is nothing that is served."""
+    settings = msgspec.structs.replace(settings, time_scale=1.0)
     if settings.exams is not None:
         content = hashlib.sha256(Path(settings.exams).read_bytes()).hexdigest()
         settings = msgspec.structs.replace(settings, exams=content)

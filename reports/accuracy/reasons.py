@@ -22,7 +22,7 @@ _SHOWN_BY = {
 
 def points(share: float) -> str:
     """Hundredths of 1, as "2.1 points"."""
-    return f"{share * 100:.1f} points"
+    return f"{share * 100:z.1f} points"
 
 
 def why_fail(measured: Measured, harmed: list[Test], plan: EvalPlan) -> list[str]:

@@ -11,7 +11,7 @@ import polars as pl
 
 from replay.records import Backend, DecodeManifest, Setup, WindowPlace
 from reports.blocks import counted
-from reports.coverage import SPECIALISED, Stretch, steps_folder
+from reports.coverage import SPECIALISED, stretch_of
 from reports.decode.acceptance import AGREE, TokensPerStep, weighed
 from reports.decode.effects import Estimate, Noise, level, noise_floor, ratio
 from reports.decode.paths import DecodePath, path_of
@@ -159,7 +159,7 @@ def _side(run: Run, number: int, backend: Backend, setup: Setup, own: Results, l
     rate = level([each.decode_tokens_per_s for each in figures])
     per_step = weighed(*(_mean([getattr(each, f"from_{way}") for each in good]) for way in _WAYS))
     stretches = [
-        Stretch(loaded, turns_of(loaded), steps_folder(run.path, loaded), result.opens_ns, result.closes_ns)
+        stretch_of(run.path, loaded, turns_of(loaded), result.opens_ns, result.closes_ns)
         for loaded, result in own
         if result.figures and result.opens_ns is not None and result.closes_ns is not None
     ]

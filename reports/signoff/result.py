@@ -109,7 +109,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that must hold. ``number`` was held against ``limit``."""
+    """One thing that must hold. ``number`` was held against ``limit``; in "points" both are hundredths of 1."""
 
     id: str
     title: str
@@ -118,6 +118,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, in a sentence."""
     number: float | None = None
     limit: float | None = None
+    limit_is: Literal["at least", "at most", ""] = ""
     unit: Literal["share", "points", "count", ""] = ""
     reasons: list[str] = []
     """Why it does not pass, or what is missing, each with what to do; empty if it passes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tests.scripted_server import Request, ScriptedServer, Step, reply, usage
@@ -24,11 +25,16 @@ def said(body: dict[str, Any]) -> str:
 
 
 def completion(
-    content: str | None, *, reasoning: str | None = None, finish: str = "stop", at_ms: float = 0.0
+    content: str | None,
+    *,
+    reasoning: str | None = None,
+    finish: str = "stop",
+    at_ms: float = 0.0,
+    prompt_ids: Sequence[int] | None = (1, 2),
 ) -> list[Step]:
     """A whole reply as vLLM gives it."""
     message = {"role": "assistant", "content": content, "reasoning": reasoning}
     choice = {"index": 0, "message": message, "finish_reason": finish, "stop_reason": None, "token_ids": [5, 6, 7]}
     counted = usage(11, 3, completion_tokens_details={"reasoning_tokens": 2})
     body = {"id": "c1", "object": "chat.completion", "choices": [choice], "usage": counted, "system_fingerprint": "f1"}
-    return reply(200, body, at_ms=at_ms)
+    return reply(200, body | {"prompt_token_ids": prompt_ids}, at_ms=at_ms)

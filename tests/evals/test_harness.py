@@ -16,9 +16,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from evals.answer_key import exams_for, write_exams
 from evals.records import Answer, EvalManifest, EvalPlan, Repeat
 from evals.tasks import gpqa_diamond
 from replay import rundir
+from replay.emulator import language
 from replay.experiment import Experiment
 from replay.preflight import without_servers
 from replay.records import PathRule
@@ -26,7 +28,7 @@ from replay.servers import Servers
 from reports.accuracy.verdict import judge_folder
 from tests.evals import fixtures
 from tests.evals.chats import all_asked, asked, completion, said
-from tests.evals.exams import exams_for, items_of, write_exams
+from tests.evals.fixtures import items_of
 from tests.integration import runs
 from tests.integration.runs import silent
 from tests.scripted_server import Request, ScriptedServer, Step, reply, serve
@@ -34,7 +36,7 @@ from workloads.errors import UserError
 
 pytest.importorskip("lm_eval")
 
-from evals import harness, model
+from evals import fitting, harness, model
 from evals.harness import Progress, measure
 
 NAMES = ("baseline", "candidate")
@@ -137,6 +139,7 @@ def test_both_backends_get_the_same_questions_with_the_same_seeds(school: School
             assert mine.finish_reason == "stop"
             assert (mine.prompt_tokens, mine.completion_tokens, mine.reasoning_tokens) == (11, 3, 2)
             assert mine.fingerprint == "f1"
+            assert mine.prompt_ids_hash == theirs.prompt_ids_hash is not None
     # seeds are no part of the prompt
     assert [each.prompt_hash for each in school.sat("baseline", 0)] == [
         each.prompt_hash for each in school.sat("baseline", 1)
@@ -145,6 +148,13 @@ def test_both_backends_get_the_same_questions_with_the_same_seeds(school: School
     ended = msgspec.json.decode((school.evals / "candidate" / "aime25" / "r001.json").read_bytes(), type=Repeat)
     assert (ended.backend, ended.repeat, ended.seed, ended.answers) == ("candidate", 1, 1001, ITEMS)
     assert "lm-eval" in ended.versions
+    assert ended.started_ns is not None
+    assert ended.ended_ns is not None
+    for each in school.sat("candidate", 1):
+        assert each.sent_ns is not None
+        assert each.ended_ns is not None
+        assert ended.started_ns < each.sent_ns < each.ended_ns < ended.ended_ns
+        assert each.latency_s == (each.ended_ns - each.sent_ns) / 1e9
     _, judged, notes = judge_folder(school.evals, NAMES)
     assert not notes
     assert judged.tasks[0].counts["candidate"].right == 2 * ITEMS
@@ -198,7 +208,6 @@ def test_every_kind_of_reply_is_told_apart(school: School) -> None:
         (completion("I cannot say", finish="stop"), "unparsed", None),
         (completion(None), "error", "empty reply"),
         (completion("x", finish="abort"), "error", "empty reply"),
-        (completion(r"<think>\boxed{1}", finish="length"), "truncated", None),
         (reply(503, {"error": "away"}), "error", "HTTP 503"),
     ],
 )
@@ -208,6 +217,53 @@ def test_no_fault_passes_for_a_wrong_answer(steps: list[Step], outcome: str, err
     found = school.sat("candidate", 0)
     assert (found[3].outcome, found[3].score, found[3].error) == (outcome, 0.0, error)
     assert {each.outcome for each in found if each.item != 3} == {"right"}
+
+
+def test_prompts_that_are_other_tokens_are_seen(school: School) -> None:
+    """Hashes are of the ids, salted, and null where the server tells none."""
+    told = {0: [1, 2], 1: [1, 3], 2: None}
+
+    def answer(row: int, body: dict[str, Any]) -> list[Step]:
+        return completion("x", prompt_ids=told.get(row, [1, 2]))
+
+    school.answers["candidate"] = answer
+    school.sit(school.experiment(aime25={"repeats": 1}))
+    first, other, none, again = (each.prompt_ids_hash for each in school.sat("candidate", 0)[:4])
+    assert first == again == school.sat("baseline", 0)[0].prompt_ids_hash
+    assert other not in (None, first)
+    assert none is None
+    assert first != hashlib.sha256(b"[1,2]").hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"<think>\boxed{1}",
+        r"so \boxed{1} or not</think>\boxed{2}",
+        r"<|open|>think<|sep|>\boxed{1}",
+        r"\boxed{1} hm<|close|> think <|sep|>\boxed{2}",
+        r"\boxed{1} hmthinkresponse\boxed{2}",
+    ],
+)
+def test_thoughts_in_the_text_stop_the_run(text: str, school: School) -> None:
+    school.answers["candidate"] = lambda row, body: completion(text) if row == 3 else right(row, body)
+    with pytest.raises(UserError, match=r"the candidate's replies hold thoughts .*--reasoning-parser") as refused:
+        school.sit(school.experiment(aime25={"concurrency": 1}))
+    assert "boxed" not in str(refused.value)
+    assert 3 not in {each.item for each in school.sat("candidate", 0)}
+
+
+def test_a_slip_of_the_model_does_not_stop_the_run(school: School) -> None:
+    """A marker beside thoughts that a parser cut off, or in a later sitting, says nothing of the server."""
+
+    def answer(row: int, body: dict[str, Any]) -> list[Step]:
+        if row == 3 and body["seed"] == 1000:
+            return completion(r"</think>\boxed{3}", reasoning="hm")
+        return completion(r"</think>\boxed{3}") if row == 3 else right(row, body)
+
+    school.answers.update(dict.fromkeys(NAMES, answer))
+    school.sit()
+    assert len(school.sat("candidate", 1)) == ITEMS
 
 
 def test_a_backend_that_answers_nothing_is_no_score(school: School) -> None:
@@ -312,6 +368,9 @@ def test_what_servers_show_is_refused_before_the_first_question(school: School, 
     shown["settings"]["candidate"] = {"speculative-config.rejection_sample_method": "synthetic"}
     with pytest.raises(UserError, match=r"candidate: .* is synthetic"):
         school.sit()
+    shown["settings"]["candidate"] = {"model": "Kimi-K3"}
+    with pytest.raises(UserError, match=r"candidate: .* --reasoning-parser kimi_k3"):
+        school.sit()
     shown["settings"]["candidate"] = {}
     shown["path"] = PathRule(model="K3", source="vLLM", sizes=[8], tokens_per_request=8, max_requests=1)
     with pytest.raises(UserError, match="Set it to 1 or less"):
@@ -387,6 +446,65 @@ def test_long_items_are_left_out_of_a_chat_exam(tmp_path: Path) -> None:
     assert [(each.item, each.outcome, each.score) for each in found] == [(0, "right", 1.0), (1, "right", 1.0)]
     assert [each.stratum for each in found] == [{"needles": "2", "bin": "4k-8k"}, {"needles": "4", "bin": "4k-8k"}]
     assert found[0].scores["right_needle"] == 1.0
+
+
+def of_lengths(folder: Path, tokens: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """An MRCR exam with these lengths in its table, and the tokens that the emulator makes of its prompts."""
+    rows = fixtures.mrcr(len(tokens))
+    data = fixtures.write(rows, folder / "mrcr.jsonl")
+    fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), tokens)
+    chats = [json.loads(row["prompt"]) for row in rows]
+    own = [len(language.chat_prompt((each["role"], each["content"]) for each in chat)) for chat in chats]
+    return {"data": str(data), "subset": True, "repeats": 1}, own
+
+
+def test_items_that_the_context_does_not_hold_are_left_out_of_the_plan(tmp_path: Path) -> None:
+    """By the emulator's own tokens, to the last one: the longest that fits is asked, and answered."""
+    mrcr, own = of_lengths(tmp_path, [5000, 6000, 7000, 8000])
+    exams = write_exams(exams_for(items_of("mrcr", fixtures.mrcr(4)), p=1.0), tmp_path / "exams")
+    shortest, third, *_ = sorted(own)
+    emulator = {"exams": str(exams), "max_model_len": third + 2000}
+    described = runs.experiment(emulator=emulator, evals={"mrcr": mrcr, "sampling": {"max_tokens": 2000}})
+    told: list[str] = []
+    run = tmp_path / "run"
+    measure(described, run, lambda event: told.append(event.text), nothing)
+    fit = [row for row, tokens in enumerate(own) if tokens <= third]
+    plan = msgspec.json.decode((run / "evals" / "plan.json").read_bytes(), type=EvalPlan)
+    data = plan.tasks[0].data
+    assert (data.items, data.unfit) == (2, [row for row in range(4) if row not in fit])
+    assert data.dropped["do not fit the context, thoughts included"] == 2
+    for name in NAMES:
+        lines = (run / "evals" / name / "mrcr" / "r000.jsonl").read_bytes().splitlines()
+        found = [msgspec.json.decode(line, type=Answer) for line in lines]
+        assert [(each.item, each.outcome, each.prompt_tokens) for each in found] == [
+            (row, "right", own[row]) for row in fit
+        ]
+    assert "mrcr: 2 items: 4k-8k 2; 2 do not fit the context, thoughts included" in told
+    (run / "evals" / "candidate" / "mrcr" / "r000.json").unlink()
+    measure(described, run, silent, nothing, resume=True)
+    assert msgspec.json.decode((run / "evals" / "plan.json").read_bytes(), type=EvalPlan) == plan
+    described = runs.experiment(
+        emulator=emulator | {"max_model_len": shortest + 1999}, evals=described.evals and described.evals.model_dump()
+    )
+    with pytest.raises(UserError, match="no item of mrcr fits"):
+        measure(described, tmp_path / "other", silent, nothing)
+
+
+def test_lengths_that_a_server_does_not_count_are_said_to_be_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent_server(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(fitting, "too_long", silent_server)
+    mrcr, _ = of_lengths(tmp_path, [5000, 6000, 9000])
+    exams = write_exams(exams_for(items_of("mrcr", fixtures.mrcr(3)), p=1.0), tmp_path / "exams")
+    evals = {"mrcr": mrcr | {"max_context": 8192}, "sampling": {"max_tokens": 2000}}
+    told: list[str] = []
+    whole = runs.experiment(emulator={"exams": str(exams)}, evals=evals)
+    measure(whole, tmp_path / "run", lambda event: told.append(event.text), nothing)
+    assert any(text.startswith("mrcr: prompts are as long as o200k_base and max_context say") for text in told)
+    assert "mrcr: 2 items: 4k-8k 2" in told
 
 
 def test_no_text_of_the_benchmark_or_of_a_reply_leaves_private(school: School) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_all_that_the_server_tells_is_kept(tmp_path: Path) -> None:
     received = kept[0].received
     assert (received.reply.text, received.reply.reasoning, received.reply.finish_reason) == ("so", "hm", "length")
     assert (received.prompt_tokens, received.completion_tokens, received.reasoning_tokens) == (11, 3, 2)
-    assert (received.fingerprint, received.token_ids) == ("f1", [5, 6, 7])
+    assert (received.fingerprint, received.prompt_token_ids, received.token_ids) == ("f1", [1, 2], [5, 6, 7])
     assert kept[0].attempts == 1
 
 
@@ -131,6 +132,22 @@ def test_retries_are_counted(fault: str, tmp_path: Path) -> None:
     kept, _ = sat(answers, tmp_path, retries=2)
     assert [each.received.reply.error for each in kept] == [None] * ITEMS
     assert [each.attempts for each in kept] == [1, 3, 1, 1, 1, 1]
+
+
+def test_times_are_those_of_the_last_attempt(tmp_path: Path) -> None:
+    """The first attempt takes long; waiting before the second is no part of it either."""
+    tried: Counter[str] = Counter()
+
+    def answers(body: dict[str, Any], request: Request) -> list[Step]:
+        tried[said(body)] += 1
+        return reply(500, {}, at_ms=400) if tried[said(body)] == 1 else completion("x", at_ms=100)
+
+    before = time.monotonic_ns()
+    kept, _ = sat(answers, tmp_path)
+    after = time.monotonic_ns()
+    for each in kept:
+        assert before + 0.4e9 < each.sent_ns < each.ended_ns < after
+        assert each.ended_ns - each.sent_ns >= 0.1e9
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,51 @@ def test_synthetic_acceptance_sits_no_exam() -> None:
             plans.refuse_synthetic({name: {"speculative-config.rejection_sample_method": "synthetic"}})
 
 
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({"model": "moonshotai/Kimi-K3"}, True),
+        (
+            {"model": "/models/kimi-k3", "structured-outputs-config.reasoning_parser": ""},
+            True,
+        ),  # /server_info's default
+        ({"model": "/models/kimi-k3", "reasoning-parser": "kimi_k3"}, False),
+        ({"model": "/models/kimi-k3", "structured-outputs-config.reasoning_parser": "kimi_k3"}, False),
+        ({"model": "/models/kimi-k3", "image": "vllm/vllm-openai", "config": "/in/there.yaml"}, False),  # not known
+        ({"model": "another/model"}, False),
+        ({}, False),
+    ],
+)
+def test_kimi_k3_needs_its_reasoning_parser(settings: dict[str, str], refused: bool) -> None:
+    if not refused:
+        plans.refuse_no_parser({"baseline": settings})
+        return
+    with pytest.raises(UserError, match=r"candidate: .*--reasoning-parser kimi_k3"):
+        plans.refuse_no_parser({"baseline": {}, "candidate": settings})
+
+
+def test_kimi_k3_is_known_by_its_folder_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k3"}')
+    with pytest.raises(UserError, match="--reasoning-parser"):
+        plans.refuse_no_parser({"baseline": {"model": str(tmp_path)}})
+
+
+def test_items_that_do_not_fit_are_taken_out_of_the_plan(tmp_path: Path) -> None:
+    data = fixtures.write(fixtures.mrcr(6), tmp_path / "mrcr.jsonl")
+    fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), [5000, 9000, 5000, 8192, 8193, 5000])
+    whole = experiment(evals={"mrcr": {"data": str(data), "subset": True, "max_context": 8192}})
+    registered = plans.registered(whole)
+    assert plans.without(registered, {"mrcr": []}) == registered
+    cut = plans.without(registered, {"mrcr": [2, 3]})
+    assert cut.tasks[0].data.items == 2
+    assert cut.tasks[0].data.dropped["do not fit the context, thoughts included"] == 2
+    assert plans.unfit(cut) == {"mrcr": [2, 3]}
+    plans.refuse_changed(cut, plans.without(plans.registered(whole), plans.unfit(cut)), asked=True)
+    exam, items = plans.described(whole).exams["mrcr"], load("mrcr", str(data), subset=True).items
+    assert plans.places(exam, items, unfit=[2, 3]) == [0, 5]
+    assert plans.places(exam, items, limit=1, unfit=[0]) == [2]
+
+
 def candidate(decode_backend: str, **rule: Any) -> Backend:
     given: dict[str, Any] = {"sizes": [8, 64], "tokens_per_request": 8, "max_requests": 8}
     path = PathRule(model="K3", source="vLLM", **(given | rule))
@@ -209,7 +254,11 @@ def test_what_it_takes_is_said_before() -> None:
     shown = plans.lines(planned, order)
     assert shown["requests"] == "1,780 in 8 runs of lm-eval"
     assert shown["tokens"] == "178,000 output tokens at most"
+    # 6 sittings of 30 items and 2 of 800, 30 at once, of 100 tokens
+    assert shown["time"].startswith("at 100 tokens/s and stream about 1 minutes at most")
     assert "known once" in shown["time"]
+    usual = plan(task(repeats=32, sampling={"max_tokens": 131_072}))
+    assert "about 23 hours at most" in plans.lines(usual, plans.sittings(usual))["time"]
     assert plans.lines(plan(task(), limit=4), plans.sittings(plan(task())))["requests"] == "24 in 6 runs of lm-eval"
 
     def ended(name: str, seconds: float) -> Repeat:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from evals.answer_key import exams_for, write_exams
 from evals.tasks import TASKS
 from evals.tasks.replies import Judged, Reply
 from replay import backends
@@ -28,7 +29,7 @@ from replay.emulator.settings import EmulatorSettings, resolve
 from replay.emulator.speculation import Speculation
 from replay.experiment import load_experiment
 from tests.evals import fixtures
-from tests.evals.exams import exams_for, items_of, write_exams
+from tests.evals.fixtures import items_of
 from workloads.errors import UserError
 
 AUTO = EmulatorSettings(time_scale=1000)

@@ -149,6 +149,23 @@ def test_a_chat_stream_opens_with_a_role_and_no_token(quick: process.Emulator) -
     assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (prompt, 6)
 
 
+def test_a_chat_tells_its_prompts_tokens_beside_its_choices(quick: process.Emulator) -> None:
+    """Where vLLM puts them, streamed and whole; /tokenize counts the same ones."""
+    asked = {"messages": [{"role": "user", "content": " bado fika"}]}
+    body = {**asked, "max_tokens": 6, "return_token_ids": True}
+    wanted = list(language.chat_prompt([("user", " bado fika")]))
+    whole = json.loads(ask(quick, "/v1/chat/completions", body)[1])
+    first, *others = events(ask(quick, "/v1/chat/completions", {**body, "stream": True})[1])
+    assert whole["prompt_token_ids"] == first["prompt_token_ids"] == wanted
+    assert not any("prompt_token_ids" in each for each in (whole["choices"][0], first["choices"][0], *others))
+    status, text = ask(quick, "/tokenize", asked)
+    counted = json.loads(text)
+    assert (status, counted["count"], counted["tokens"]) == (200, len(wanted), wanted)
+    thinking = {**asked, "chat_template_kwargs": {"thinking": True}}
+    assert json.loads(ask(quick, "/tokenize", thinking)[1])["count"] == len(wanted) + 1
+    assert ask(quick, "/tokenize", {"messages": []})[0] == 400
+
+
 def test_thinking_comes_as_reasoning_first(quick: process.Emulator) -> None:
     body = {
         **STREAM,
@@ -230,7 +247,7 @@ def test_a_natural_end_is_counted_and_its_token_not_shown(quick: process.Emulato
         ("completions", {"prompt": ["a"]}, 400, "Expected `int`"),
         ("completions", {"max_tokens": 0}, 400, "max_tokens must be at least 1, got 0."),
         ("completions", {"min_tokens": 9}, 400, "min_tokens"),
-        ("completions", {"n": 2}, 400, "n is 2"),
+        ("completions", {"n": 0}, 400, "n must lie in 1..128, got 0."),
         ("completions", {"max_tokens": 131_000}, 400, "context length is only 131072 tokens"),
         ("completions", {"stream": False}, 400, "stream=True"),
         ("chat/completions", {"messages": []}, 400, "messages is empty"),

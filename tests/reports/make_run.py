@@ -275,10 +275,16 @@ def make_run(
 def add_step_log(
     run: Path, index: int, backend: str, steps: list[dict[str, Any]], engine: int = 0, **head: Any
 ) -> None:
-    """Give a block a server with a step log. ``steps`` are fields of STEP records; those left out are -1. ``head``
-    replaces fields of StepLog."""
+    """Give a block a server with a step log; the rest as write_step_log takes it."""
     server = f"servers/{index:02d}-{backend}"
-    folder = run / server / "steps"
+    decode_backend = "latency_specialized" if backend == CANDIDATE else None
+    write_step_log(run / server / "steps", steps, engine, **{"decode_backend": decode_backend, **head})
+    rewrite_block(run / "blocks" / f"{index:02d}-{backend}", server=server)
+
+
+def write_step_log(folder: Path, steps: list[dict[str, Any]], engine: int = 0, **head: Any) -> None:
+    """One engine's log. ``steps`` are fields of STEP records; those left out are -1. ``head`` replaces fields of
+    StepLog."""
     folder.mkdir(parents=True, exist_ok=True)
     names = STEP.names or ()
     records = np.array([tuple(step.get(name, -1) for name in names) for step in steps], STEP)
@@ -286,10 +292,9 @@ def add_step_log(
     log = StepLog(
         engine=engine, pid=77, started_ns=0, started_unix_s=0.0, vllm_version="0.33.0",
         cudagraph_mode="FULL_AND_PIECEWISE", capture_sizes=[1, 2, 4, 8], cudagraph_metrics=True, draft_tokens=0,
-        decode_backend="latency_specialized" if backend == CANDIDATE else None,
+        decode_backend=None,
     )  # fmt: skip
     (folder / f"{engine}-77.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(log, **head)))
-    rewrite_block(run / "blocks" / f"{index:02d}-{backend}", server=server)
 
 
 def rewrite_block(folder: Path, **changes: Any) -> None:

@@ -28,6 +28,7 @@ from reports.coverage import (
     UNPREPARED,
     classified,
 )
+from reports.coverage.emulator import _COLUMNS, _within
 from reports.gates.gate import Gate
 from reports.measures import measured
 from reports.render import html, markdown
@@ -392,6 +393,27 @@ def test_shares_sum_to_one_whatever_the_steps(written: dict[str, Path], steps: l
             assert 0 <= stratum.share <= 1
         assert sum(stratum.tokens or 0 for stratum in path.by_concurrency) == path.total.tokens
         assert sum(stratum.steps or 0 for stratum in path.by_concurrency) == path.total.steps
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40), st.integers(1, 5), st.integers(0, 30)), max_size=8)
+SPANS = st.lists(st.integers(0, 100), min_size=2, max_size=12, unique=True).map(sorted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(RUNS, SPANS)
+def test_runs_of_steps_are_cut_at_the_edges_of_every_span(cuts: list[tuple[int, ...]], edges: list[int]) -> None:
+    rows = [(at, at + length, steps, 1, 0, tokens, True, "") for at, length, steps, tokens in cuts]
+    log = pl.DataFrame(rows, schema=_COLUMNS, orient="row")
+    spans = list(zip(edges[::2], edges[1::2], strict=False))
+    expected = []
+    for start, end in spans:
+        for at, until, steps, *_, tokens, _specialised, _reason in rows:
+            overlap = min(until, end) - max(at, start)
+            if overlap > 0:
+                kept = round(steps * overlap / (until - at))
+                expected.append((max(at, start), min(until, end), kept, round(tokens * kept / steps)))
+    found = _within(log, spans).select("t_ns", "end_ns", "steps", "decode_tokens").rows()
+    assert sorted(found) == sorted(each for each in expected if each[2] > 0 and each[3] > 0)
 
 
 def test_a_million_steps_are_counted(tmp_path: Path) -> None:

@@ -1,25 +1,19 @@
-"""From the items of a task to an exams file for the emulator (replay/emulator/exams.py)."""
+"""The answer key with which the emulator sits an exam (replay/emulator/exams.py), from the items of a task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from evals.tasks import TASKS, aime25, gpqa_diamond, mrcr
+from evals.tasks import aime25, gpqa_diamond, mrcr
 from evals.tasks.items import Item
 from replay.emulator.exams import Question
-from tests.evals.fixtures import Row
 
 Figure = float | Callable[[Any], float]
 """One number for all items, or that of each item: lambda item: 0.3 if item.tokens > 131072 else 0."""
-
-
-def items_of(task: str, rows: Iterable[Row]) -> list[Item]:
-    """The items of a fixture's rows, as evals.data.load makes them from a file (lengths aside)."""
-    return [TASKS[task].question(number, row) for number, row in enumerate(rows)]
 
 
 def exams_for(

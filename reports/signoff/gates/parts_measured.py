@@ -1,0 +1,22 @@
+"""Every part that a sign-off needs was measured."""
+
+from __future__ import annotations
+
+from reports.accuracy.tasks import KINDS
+from reports.signoff.gates.evidence import Evidence, gate
+from reports.signoff.result import Gate
+
+
+def judge(evidence: Evidence) -> list[Gate]:
+    """A replay, and evals with every benchmark: what was not measured cannot have passed."""
+    parts = evidence.parts
+    missing = [f"{name}: {why}." for name, why in parts.missing.items()]
+    if parts.evals is not None:
+        planned = {task.task for task in parts.evals.plan.tasks}
+        missing += [
+            f"{kind.title} was not planned: give evals.{name}.data, and run the evals again in a new folder."
+            for name, kind in KINDS.items()
+            if name not in planned
+        ]
+    said = "Something was not measured." if missing else "A replay, and evals with every benchmark."
+    return [gate("parts_measured", "Every part was measured", said, missing)]

@@ -1,0 +1,212 @@
+"""Backends of known quality sit exams through lm-eval, and the judging code says of them what is true.
+
+Sizes are such that a right verdict does not hang on luck: each test computes what its size can see and asserts it. The
+luck of the two emulators is independent, and fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from evals import invented
+from evals.answer_key import Figure, exams_for, write_exams
+from evals.data import load
+from evals.tasks import mrcr
+from replay.emulator import process
+from replay.emulator.exams import Question
+from replay.emulator.settings import EmulatorSettings
+from replay.experiment import Experiment
+from reports.accuracy.drop import equal_weight
+from reports.accuracy.power import repeats_for_bound, repeats_needed
+from reports.accuracy.result import Accuracy, TaskVerdict
+from reports.accuracy.verdict import judge_folder
+from tests.integration import runs
+from tests.integration.runs import silent
+
+pytest.importorskip("lm_eval")
+
+from evals.harness import measure
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("baseline", "candidate")
+SURE = 0.999
+"""Power that is asked of sizes."""
+ALPHA = 0.01
+"""Of harm, over all tests of all tasks: the plan's default."""
+LONG_BINS = ["128k-256k", "256k-512k", "512k-1M"]
+
+
+class Paper(NamedTuple):
+    """One task's questions, and how they are sat."""
+
+    task: str
+    rows: Sequence[invented.Row]
+    repeats: int
+    p: float
+    harm: Figure = 0.0
+    tokens: Sequence[int] | None = None
+
+
+def aime(repeats: int, p: float, harm: float = 0.0) -> Paper:
+    return Paper("aime25", invented.aime25(), repeats, p, harm)
+
+
+def gpqa(repeats: int, p: float, harm: float = 0.0) -> Paper:
+    return Paper("gpqa_diamond", invented.gpqa_diamond(), repeats, p, harm)
+
+
+def chats(repeats: int, p: float, per_bin: int, harm: Figure = 0.0) -> Paper:
+    """As many short chats in each bin, said to be as long as its middle."""
+    bins = len(mrcr.BINS) - 2
+    tokens = [mrcr.EDGES[number % bins] * 3 // 2 for number in range(bins * per_bin)]
+    rows = invented.mrcr(len(tokens), needles=(2,), characters=300)
+    return Paper("mrcr", rows, repeats, p, harm, tokens)
+
+
+def answers(papers: dict[Path, Paper], **shares: float) -> list[Question]:
+    """What an emulator knows of all papers."""
+    key = []
+    for data, paper in papers.items():
+        items = load(paper.task, str(data), subset=True).items
+        key += exams_for(items, p=paper.p, harm=paper.harm, **shares)
+    return key
+
+
+@contextmanager
+def two_servers(folder: Path, keys: Sequence[list[Question]]) -> Iterator[dict[str, str]]:
+    """Emulators that stay up over all repeats, each with luck of its own; their URLs."""
+    servers = {}
+    try:
+        for seed, (name, key) in enumerate(zip(NAMES, keys, strict=True), 1):
+            settings = EmulatorSettings(
+                decode_backend="latency_specialized" if name == "candidate" else "auto",
+                time_scale=100,
+                max_model_len=2**20,
+                exams=str(write_exams(key, folder / f"{name}.json")),
+                seed=seed,
+            )
+            servers[name] = process.start(settings, folder / f"{name}.log")
+        yield {name: server.url for name, server in servers.items()}
+    finally:
+        for server in servers.values():
+            process.stop(server)
+
+
+def described(papers: dict[Path, Paper], urls: dict[str, str]) -> Experiment:
+    evals: dict[str, Any] = {"sampling": {"max_tokens": 2000}, "retries": 0}
+    for data, paper in papers.items():
+        evals[paper.task] = {"data": str(data), "subset": True, "repeats": paper.repeats, "concurrency": 32}
+    servers = {name: {"url": url, "gpus": runs.GPUS} for name, url in urls.items()}
+    servers["candidate"]["decode_backend"] = "latency_specialized"
+    whole = runs.experiment(evals=evals)
+    return whole.model_copy(update={"backends": whole.backends.model_validate(servers)})
+
+
+def verdict(folder: Path, *papers: Paper, candidate: dict[str, float] | None = None) -> Accuracy:
+    """Of the papers, sat by both. ``candidate``: shares of its replies that are none."""
+    files = {invented.write(paper.rows, folder / f"{paper.task}.jsonl", tokens=paper.tokens): paper for paper in papers}
+    with two_servers(folder, [answers(files), answers(files, **(candidate or {}))]) as urls:
+        measure(described(files, urls), folder / "run", silent, lambda _: None)
+    _, judged, notes = judge_folder(folder / "run" / "evals", NAMES)
+    assert notes == []
+    return judged
+
+
+def by_name(judged: Accuracy) -> dict[str, TaskVerdict]:
+    return {each.task: each for each in judged.tasks}
+
+
+def needed(p: float, harm: float, items: int, alpha: float, scale: float = 1.0) -> int:
+    """Repeats that find the harm nearly always. ``scale``: what a right answer adds to the score."""
+    within = (p * (1 - p) + (p - harm) * (1 - p + harm)) / 2 * scale**2
+    return repeats_needed(within, items, harm * scale, alpha, power=SURE)
+
+
+def test_six_points_less_on_aime_fail_it_by_name(tmp_path: Path) -> None:
+    exam, other = aime(40, 0.97, harm=0.06), gpqa(2, 0.97)
+    assert needed(0.97, 0.06, len(exam.rows), ALPHA / 2) <= exam.repeats
+    judged = verdict(tmp_path, exam, other)
+    assert judged.outcome == "FAIL"
+    assert judged.reasons[0].startswith("AIME25: The candidate answers worse")
+    assert all(reason.startswith("AIME25: ") for reason in judged.reasons)
+    assert by_name(judged)["gpqa_diamond"].outcome != "FAIL"
+
+
+def test_four_points_less_on_gpqa_fail_it_by_name(tmp_path: Path) -> None:
+    exam, other = gpqa(16, 0.94, harm=0.04), aime(4, 0.97)
+    assert needed(0.94, 0.04, len(exam.rows), ALPHA / 2) <= exam.repeats
+    judged = verdict(tmp_path, exam, other)
+    assert judged.outcome == "FAIL"
+    assert judged.reasons[0].startswith("GPQA-Diamond: The candidate answers worse")
+    assert all(reason.startswith("GPQA-Diamond: ") for reason in judged.reasons)
+    assert by_name(judged)["aime25"].outcome != "FAIL"
+
+
+def test_harm_beyond_128k_tokens_fails_mrcr_and_names_the_bins(tmp_path: Path) -> None:
+    harm: Callable[[mrcr.Question], float] = lambda item: 0.3 if (item.tokens or 0) > 131_072 else 0.0  # noqa: E731
+    exam = chats(5, 0.9, per_bin=30, harm=harm)
+    judged = verdict(tmp_path, exam)
+    (task,) = judged.tasks
+    assert task.measured is not None
+    assert [each.name for each in task.measured.bins] == mrcr.BINS[1:-1]
+    scale = 1 - wrong_piece(exam)
+    # every bin is found by itself, at the first step of Holm's adjustment over eight
+    assert needed(exam.p, 0.3, 30, ALPHA / 8, scale) <= exam.repeats
+    assert judged.outcome == "FAIL"
+    assert judged.reasons[0].startswith("MRCR: The candidate answers worse")
+    assert [each.name for each in task.measured.bins if each.holm_p <= ALPHA] == LONG_BINS
+    named = judged.reasons[1]
+    assert named.startswith("MRCR: It is worse in ")
+    assert [name for name in mrcr.BINS if f"{name} (by" in named] == LONG_BINS
+
+
+def wrong_piece(exam: Paper) -> float:
+    """Mean score of the piece that was not asked for."""
+    scores = []
+    for row, record in enumerate(exam.rows):
+        item = mrcr.question(row, record)
+        scores += [
+            mrcr.official(item.prefix + piece, item)
+            for piece in mrcr.needles(item)
+            if item.prefix + piece != item.answer
+        ]
+    return float(np.mean(scores))
+
+
+def test_equal_backends_of_a_designed_size_pass_everywhere(tmp_path: Path) -> None:
+    papers = [aime(40, 0.99), gpqa(20, 0.99), chats(4, 0.99, per_bin=20)]
+    margins = {"aime25": 0.03, "gpqa_diamond": 0.02, "mrcr": 0.03}  # the defaults
+    for paper in papers:
+        rates = np.full(len(paper.rows), paper.p)
+        if paper.task == "mrcr":
+            within = paper.p * (1 - paper.p) * (1 - wrong_piece(paper)) ** 2
+            enough = repeats_needed(within, len(rates), margins[paper.task], 0.05, power=SURE)
+        else:
+            weight = equal_weight(len(rates))
+            enough = repeats_for_bound(rates, rates, weight, margins[paper.task], 0.05, power=SURE)
+        assert enough <= paper.repeats, paper.task
+    judged = verdict(tmp_path, *papers)
+    assert judged.outcome == "PASS", judged.reasons
+    assert [each.outcome for each in judged.tasks] == ["PASS"] * 3
+    for each in judged.tasks:
+        assert each.measured is not None
+        assert each.margin == margins[each.task]
+        # the same questions, other luck: not one backend twice
+        assert each.measured.drop.value != 0
+
+
+@pytest.mark.parametrize("fault", ["null", "error"])
+def test_a_backend_that_answers_nothing_is_inconclusive_without_a_score(fault: str, tmp_path: Path) -> None:
+    judged = verdict(tmp_path, aime(2, 0.97), candidate={fault: 1.0})
+    (task,) = judged.tasks
+    assert (judged.outcome, task.measured) == ("INCONCLUSIVE", None)
+    assert judged.reasons == ["AIME25: candidate answered nothing: none of 60 requests got a reply."]
+    assert task.counts["candidate"].error == 60
+    assert task.counts["baseline"].error == 0
