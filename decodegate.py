@@ -218,6 +218,7 @@ def _say_accuracy(run: Path) -> int:
     for note in notes:
         console.print(note, markup=False)
     console.print(f"accuracy: {judged.outcome}", style="bold", markup=False)
+    console.print(f"the whole verdict, with its document: decodegate signoff {run}", markup=False)
     return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
 
 

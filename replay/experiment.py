@@ -493,8 +493,8 @@ class Mrcr(Exam):
     concurrency: int = Field(1, ge=1)
     """One item at a time: a long prompt that is read in makes decode steps standard for all others."""
     max_context: int | None = Field(None, ge=1)
-    """Longest item, prompt and answer together, in o200k_base tokens; longer ones are left out on both backends. The
-    model counts other tokens and needs room for its thoughts besides: stay well below max-model-len."""
+    """Longest item, prompt and answer together, in o200k_base tokens; longer ones are left out on both backends. So is
+    what does not fit beside max_tokens by the model's own count, where its server has /tokenize."""
 
 
 class Evals(_Model):

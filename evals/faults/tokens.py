@@ -126,7 +126,7 @@ def wrong(at: Place, position: Position) -> Position:
     other = _SPARE if isinstance(named, str) else _neighbour(named)
     spare = replace(position, id=_neighbour(position.id), text=_SPARE, named=other)
     for past in at.past:
-        if (past.id, past.text) != (position.id, position.text):
+        if past.text != position.text if position.id is None else past.id != position.id:
             spare = past
     logprobs = {} if spare.named is None else dict.fromkeys([spare.named], *fallen.values())
     return replace(position, id=spare.id, text=spare.text, named=spare.named, listed=logprobs)

@@ -1,5 +1,5 @@
-"""What a parity check is, and what it is given. Each check is one file with one ``CHECK``; evals/parity/__init__.py lists
-them.
+"""What a parity check is, and what it is given. Each is one file with one ``CHECK`` in evals/parity/checks/, and listed
+there.
 
 A check makes its cases once, before anything is measured, and asks every arm the same ones. It records what came and
 judges nothing: reports/parity does.

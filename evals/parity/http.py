@@ -97,11 +97,16 @@ class Server:
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None, b""
 
-    async def one(self, ask: Ask) -> Generation:
+    async def generate_one(self, ask: Ask) -> Generation:
         """One generation alone. Raises Failure, which says more than its class."""
         path, body = self._request(ask)
         async with self._session() as session:
             return (await self._choices(session, ask, path, body))[0]
+
+    async def chat_one(self, chat: Chat) -> ChatReply:
+        """One chat completion alone. Raises Failure."""
+        async with self._session() as session:
+            return await self._chatted(session, *self._chat_request(chat))
 
     def _session(self) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
@@ -169,16 +174,19 @@ class Server:
         return [choice.generation(usage, fingerprint, alone=ask.n == 1) for choice in choices]
 
     async def _chat_reply(self, session: aiohttp.ClientSession, chat: Chat, body: bytes) -> ChatReply:
+        try:
+            return await self._chatted(session, chat, body)
+        except Failure as failure:
+            return ChatReply(error=failure.error)
+
+    async def _chatted(self, session: aiohttp.ClientSession, chat: Chat, body: bytes) -> ChatReply:
         stream = bool(chat.body.get("stream"))
         most = chat.body.get("max_completion_tokens") or chat.body.get("max_tokens") or 0
         found = GrowingChat()
-        try:
-            async with aclosing(self._documents(session, _CHAT, body, stream, most)) as documents:
-                async for data in documents:
-                    found.add(decoded(data, ChatDocument))
-            return found.reply()
-        except Failure as failure:
-            return ChatReply(error=failure.error)
+        async with aclosing(self._documents(session, _CHAT, body, stream, most)) as documents:
+            async for data in documents:
+                found.add(decoded(data, ChatDocument))
+        return found.reply()
 
     async def _documents(
         self, session: aiohttp.ClientSession, path: str, body: bytes, stream: bool, tokens: int
@@ -249,7 +257,7 @@ async def connect(url: str, model: str, headers: Mapping[str, str], limits: Limi
     """
     server = Server(url, model, headers, limits)
     try:
-        first = await server.one(_PROBE)
+        first = await server.generate_one(_PROBE)
     except Failure as failure:
         raise UserError(
             f"{url}: a completion of 8 tokens for a prompt of token ids failed ({failure}): check url, model and "
@@ -271,37 +279,37 @@ async def _token_ids(_: Server, first: Generation) -> str:
 
 
 async def _logprobs(server: Server, _: Generation) -> str:
-    found = await server.one(msgspec.structs.replace(_PROBE, logprobs=TOP))
+    found = await server.generate_one(msgspec.structs.replace(_PROBE, logprobs=TOP))
     return "" if found.top_ids.size else "replies have no logprobs"
 
 
 async def _seeds(server: Server, first: Generation) -> str:
-    again = await server.one(msgspec.structs.replace(_PROBE, salt="parity probe, again"))
-    other = await server.one(msgspec.structs.replace(_PROBE, salt="parity probe, again", seed=2))
+    again = await server.generate_one(msgspec.structs.replace(_PROBE, salt="parity probe, again"))
+    other = await server.generate_one(msgspec.structs.replace(_PROBE, salt="parity probe, again", seed=2))
     if (again.ids.tolist(), again.text) != (first.ids.tolist(), first.text):
         return "the same seed gave two replies"
     return "" if (other.ids.tolist(), other.text) != (first.ids.tolist(), first.text) else "two seeds gave one reply"
 
 
 async def _streaming(server: Server, first: Generation) -> str:
-    found = await server.one(msgspec.structs.replace(_PROBE, stream=True))
+    found = await server.generate_one(msgspec.structs.replace(_PROBE, stream=True))
     return "" if found.ids.size == first.ids.size else "a stream has other token_ids than a whole reply"
 
 
 async def _trace_replay(server: Server, _: Generation) -> str:
-    found = await server.one(Ask(prompt=_PROBE.prompt, max_tokens=len(_FORCED), force=_FORCED, logprobs=0))
+    found = await server.generate_one(Ask(prompt=_PROBE.prompt, max_tokens=len(_FORCED), force=_FORCED, logprobs=0))
     return "" if found.ids.tolist() == _FORCED else "forced tokens were not decoded"
 
 
 async def _chat(server: Server, _: Generation) -> str:
-    (found,) = await server.chat([Chat(body=_PING)])
-    return found.error or ""
+    await server.chat_one(Chat(body=_PING))
+    return ""
 
 
 async def _tools(server: Server, _: Generation) -> str:
-    body = _PING | {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
-    (found,) = await server.chat([Chat(body=body)])
-    return found.error or ""
+    tools = [{"type": "function", "function": _TOOL}]
+    await server.chat_one(Chat(body=_PING | {"tools": tools, "tool_choice": "auto"}))
+    return ""
 
 
 async def _cached_tokens(_: Server, first: Generation) -> str:

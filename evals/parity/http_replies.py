@@ -151,7 +151,9 @@ async def events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             yield data
 
 
-def _check_end(finish: str | None) -> None:
+def _check_end(came: bool, finish: str | None) -> None:
+    if not came:
+        raise Failure("unreadable reply", "it lacks a choice")
     if finish in ("abort", "error"):
         raise Failure("aborted", "the server gave the request up")
 
@@ -164,15 +166,15 @@ class GrowingChoice:
         self._ids, self._named, self._top_ids = array("i"), array("i"), array("i")
         self._logprobs, self._top_logprobs = array("f"), array("f")
         self._text: list[str] = []
-        self._told = False
+        self._came = False
         self._finish: str | None = None
 
     def add(self, piece: _Choice) -> None:
         """Raises Failure for logprobs without ids."""
+        self._came = True
         self._ids.extend(piece.token_ids or ())
         self._finish = piece.finish_reason or self._finish
         if piece.text is not None:
-            self._told = True
             self._text.append(piece.text)
         if self._top and piece.logprobs is not None:
             for token, logprob, likeliest in _positions(piece.logprobs, self._top):
@@ -184,7 +186,7 @@ class GrowingChoice:
 
     def generation(self, usage: Usage, fingerprint: str | None, *, alone: bool) -> Generation:
         """``alone``: the usage is of this choice only. Raises Failure if its parts contradict each other."""
-        _check_end(self._finish)
+        _check_end(self._came, self._finish)
         if self._top and self._ids != self._named:
             said = f"{len(self._ids)} token ids, and logprobs of {len(self._named)} tokens that are not the same"
             raise Failure("unreadable reply", said)
@@ -197,7 +199,7 @@ class GrowingChoice:
             finish_reason=self._finish,
             completion_tokens=usage.completion_tokens if alone else None,
             cached_tokens=details.cached_tokens,
-            text="".join(self._text) if self._told else None,
+            text="".join(self._text) if self._text else None,
             fingerprint=fingerprint,
         )
 
@@ -253,6 +255,7 @@ class GrowingChat:
     def __init__(self) -> None:
         self._found = ChatReply()
         self._calls: dict[int, tuple[str, str]] = {}
+        self._came = False
 
     def add(self, document: ChatDocument) -> None:
         """Take one document; of its choices the first."""
@@ -262,7 +265,7 @@ class GrowingChat:
         found.fingerprint = document.system_fingerprint or found.fingerprint
         if not document.choices:
             return
-        choice = document.choices[0]
+        self._came, choice = True, document.choices[0]
         found.finish_reason = choice.finish_reason or found.finish_reason
         if choice.token_ids is not None:
             found.ids = [*(found.ids or ()), *choice.token_ids]
@@ -280,6 +283,6 @@ class GrowingChat:
 
     def reply(self) -> ChatReply:
         """What came, once all has. Raises Failure if the server gave up."""
-        _check_end(self._found.finish_reason)
+        _check_end(self._came, self._found.finish_reason)
         self._found.tool_calls = [self._calls[index] for index in sorted(self._calls)]
         return self._found

@@ -198,9 +198,11 @@ def sample(found: Logits, position: Ids, sampling: Sampling) -> Ids:
     best = values.argmax(axis=1)
     tokens = ids[np.arange(n), best]
     others = rest + np.log(OTHERS) + _gumbel(mixed(drawn, _OTHER_GUMBEL))
-    for row in np.flatnonzero((others > values[np.arange(n), best]) & ~greedy):
-        which = int(mixed(drawn[row : row + 1], _OTHER)[0]) % OTHERS
-        tokens[row] = np.setdiff1d(np.arange(language.VOCAB_SIZE), ids[row])[which]
+    rows = np.flatnonzero((others > values[np.arange(n), best]) & ~greedy)
+    if rows.size:
+        which = (mixed(drawn[rows], _OTHER) % np.uint64(OTHERS)).astype(np.int64)
+        passed = np.sort(ids[rows], axis=1) - np.arange(CANDIDATES + 1) <= which[:, None]  # of the candidates, in order
+        tokens[rows] = which + passed.sum(axis=1)
     return np.where(np.isnan(rest), BROKEN, tokens)
 
 

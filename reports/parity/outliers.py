@@ -14,7 +14,8 @@ default the larger of twice the floor's rate and TARGET. It is as good as the th
 **Bound**: exact upper Poisson bound of the candidate's rate. Without an outlier it is 3.0 / n (rule of three).
 
 **Units.** A race hits a decode step, whatever number of rows shares it: count steps (``steps_hit``) if rows share them.
-At batch 64 a fault that hits one row in 10,000 steps is one position in 640,000.
+At batch 64 a fault that hits one row in 10,000 steps is one position in 640,000. A step of r rows has r chances to be
+an outlier: its threshold needs a target of TARGET / r.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _extrapolated(floor: Floats, target: float) -> float:
         return float(floor.max())
     start, tail = largest[-1], len(largest) - 1
     index = float(np.log(largest[:-1] / start).mean()) * 2 * tail / float(stats.chi2.ppf(1 - LEVEL, 2 * tail))
-    return max(float(floor.max()), float(start) * (tail / len(floor) / target) ** index)
+    return float(max(floor.max(), start * (tail / len(floor) / target) ** index))
 
 
 def steps_hit(outliers: Flags, step: npt.NDArray[np.int64]) -> tuple[int, int]:

@@ -4,7 +4,9 @@ itself, and whether that grows with the step (drift), with context (P5) or with 
 Positions of one prompt are not independent: a prompt is one observation, its mean over positions. Both runs replayed
 the same prompts, so that they are pairs. The test of a ratio r is Student's t on c − r f, the candidate's less r times
 the floor's means; the bound is the largest r that it does not reject (Fieller 1954). If the candidate is like the
-baseline at r, c and r f may be exchanged, c − r f is symmetric, and t keeps its level with few and skewed prompts too.
+baseline at r, c and r f may be exchanged, c − r f is symmetric, and t keeps its level with few and skewed prompts too. Where the candidate's prompts
+vary several times as much as the floor's, with the same mean, the bound of 5 % is passed by up to 13 % of 50 prompts
+(simulated): few prompts far from the baseline are for outliers.py to see.
 """
 
 from __future__ import annotations
@@ -86,9 +88,7 @@ def context_trend(candidate: Floats, floor: Floats, context: Floats) -> Finding:
         return Finding(n=n, unit="prompts", reason=reason)
     away = doublings - doublings.mean()
     growth, floor_growth = (float(away @ each / (away @ away)) for each in (candidate, floor))
-    return Finding(
-        n=n, unit="prompts", statistic=growth, floor=floor_growth, p=trend(candidate - floor, doublings)
-    )
+    return Finding(n=n, unit="prompts", statistic=growth, floor=floor_growth, p=trend(candidate - floor, doublings))
 
 
 def drift(candidate: Floats, floor: Floats, prompt: Ints, step: Ints) -> Finding:
@@ -110,15 +110,15 @@ def drift(candidate: Floats, floor: Floats, prompt: Ints, step: Ints) -> Finding
     )
     late = (np.bincount(which, step * (candidate - floor)) / count)[spread > 0]
     excess = slopes - floor_slopes
-    error = stats.t.isf(1 - LEVEL, len(excess) - 1) * excess.std(ddof=1) / math.sqrt(len(excess)) if len(excess) > 1 else None
+    reach = _reach(slopes) if len(slopes) > 1 else None
     return Finding(
         n=len(excess),
         unit="prompts",
         statistic=float(slopes.mean()) * PER,
         floor=float(floor_slopes.mean()) * PER,
-        bound=None if error is None else float(slopes.mean() + error) * PER,
+        bound=None if reach is None else (float(slopes.mean()) + reach) * PER,
         p=max(sign_flip(excess), sign_flip(late)),
-        reason="One prompt has no bound." if error is None else "",
+        reason="" if reach is not None else "One prompt with several steps has no bound.",
     )
 
 
@@ -139,6 +139,11 @@ def _p(each: Floats) -> float:
     if error == 0:
         return float(mean <= 0)
     return float(stats.t.sf(mean / error, len(each) - 1))
+
+
+def _reach(each: Floats) -> float:
+    """Of the upper bound above the mean, by t."""
+    return float(stats.t.isf(1 - LEVEL, len(each) - 1)) * float(each.std(ddof=1)) / math.sqrt(len(each))
 
 
 def _fieller(candidate: Floats, floor: Floats) -> float | None:

@@ -9,12 +9,12 @@ import msgspec
 LEVEL = 0.95
 """One-sided, of every bound."""
 
-Unit = Literal["positions", "steps", "prompts", "pairs", "requests", "tokens", "drafts", "floor positions"]
+Unit = Literal["positions", "steps", "prompts", "pairs", "requests", "drafts"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Candidate against baseline, beside baseline against itself (the floor). Null where nothing can be said; ``reason``
-    says why."""
+    """Candidate against baseline, beside baseline against itself (the floor). Null where nothing can be said;
+    ``reason`` says why."""
 
     n: int
     """Of the candidate, in ``unit``."""

@@ -8,13 +8,15 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax
@@ -278,7 +280,7 @@ def test_a_client_that_leaves_takes_its_request_along(fault: str | None, started
 @pytest.mark.parametrize("fault", [None, "flip-token:0"])
 def test_a_stream_that_breaks_off_does_so_for_the_client(fault: str | None, end: Any) -> None:
     pieces = ROLE + C("a") + C("b")[:30]
-    with scripted_server.serve(lambda request: stream([(0, pieces)], end=end, end_ms=100)) as server:
+    with scripted_server.serve(lambda request: stream([(0, pieces)], end=end, end_ms=300)) as server:
 
         async def work(url: str) -> tuple[bytes, str]:
             got = b""
@@ -456,25 +458,54 @@ def test_a_reported_prefix_hit_counts_and_a_reported_miss_too() -> None:
         assert not struck[1]
 
 
-async def together(url: str, rows: int, tokens: int) -> list[Json]:
-    """Replies in flight at the same time: none ends before all have begun, and all tokens come after that."""
-    bodies = [request("generate", number, tokens, stream=True) for number in range(rows)]
-    return [joined(raw) for raw in await asyncio.gather(*(post(url, "generate", body) for body in bodies))]
+def tokens_of(number: int, indices: range) -> bytes:
+    """Events of one token each."""
+    ask = request("generate", number)
+    return b"".join(
+        event(json.dumps({"choices": [choice("generate", ask, range(at, at + 1), None)]})) for at in indices
+    )
 
 
-@contextlib.contextmanager
-def waiting(rows: int, tokens: int) -> Iterator[ScriptedServer]:
-    """Sends when ``rows`` requests are there, and ends when all have long been sent."""
+@contextlib.asynccontextmanager
+async def streaming(
+    fault: str, write: Callable[[Json, web.StreamResponse], Awaitable[None]]
+) -> AsyncIterator[Callable[[int], Awaitable[aiohttp.ClientResponse]]]:
+    """A server whose replies are streams that ``write`` fills, given what was asked; yields how to ask it through the
+    proxy, by the request's number."""
 
-    def script(request: Request) -> list[Step]:
-        ask = json.loads(request.body)
-        events = b"".join(
-            event(json.dumps({"choices": [choice("generate", ask, range(at, at + 1), None)]})) for at in range(tokens)
-        )
-        return stream([(400, events), (1000, DONE)])
+    async def handle(came: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(came)
+        await write(await came.json(), response)
+        return response
 
-    with scripted_server.serve(script) as server:
-        yield server
+    app = web.Application()
+    app.router.add_post(PATHS["generate"], handle)
+    async with (
+        TestServer(app) as upstream,
+        proxy(str(upstream.make_url("/")), fault) as url,
+        aiohttp.ClientSession(timeout=TIMEOUT) as session,
+    ):
+        yield lambda number: session.post(url + PATHS["generate"], json=request("generate", number, stream=True))
+
+
+async def together(fault: str, rows: int, tokens: int) -> int:
+    """Wrong tokens of replies in flight together: none begins before all are asked for, none ends before all came."""
+    asked, got = asyncio.Barrier(rows), asyncio.Barrier(rows)
+
+    async def write(ask: Json, response: web.StreamResponse) -> None:
+        await asked.wait()
+        await response.write(tokens_of(0, range(tokens)))
+        await asyncio.sleep(TIMEOUT.total or 0)
+
+    async def read(number: int) -> int:
+        async with await ask(number) as reply:
+            raw = b"".join([await reply.content.readuntil(b"\n\n") for _ in range(tokens)])
+            await got.wait()
+        return len(hits(joined(raw + DONE)))
+
+    async with streaming(fault, write) as ask:
+        return sum(await asyncio.gather(*map(read, range(rows))))
 
 
 @pytest.mark.parametrize(
@@ -490,9 +521,8 @@ def waiting(rows: int, tokens: int) -> Iterator[ScriptedServer]:
     ],
 )
 def test_faults_of_the_batch(fault: str, rows: int, rate: float) -> None:
-    with waiting(rows, 400) as server:
-        found = through(server.url, fault, lambda url: together(url, rows, 400))
-        assert near(sum(len(hits(reply)) for reply in found), rows * 400, rate) if rate else not any(map(hits, found))
+    wrong = asyncio.run(together(fault, rows, 400))
+    assert near(wrong, rows * 400, rate) if rate else wrong == 0
 
 
 def test_several_replies_of_one_request_are_rows(server: ScriptedServer) -> None:
@@ -502,30 +532,26 @@ def test_several_replies_of_one_request_are_rows(server: ScriptedServer) -> None
 
 
 def test_a_neighbour_leaks_when_requests_come_or_leave() -> None:
-    """One long stream; ten others come and leave in its time, each between two of its tokens."""
+    """Another request comes and leaves before each of the first ten tokens of a stream, and none before the others."""
+    due: asyncio.Queue[int] = asyncio.Queue()
 
-    def script(request: Request) -> list[Step]:
-        ask = json.loads(request.body)
-        if ask["sampling_params"]["max_tokens"] == 1:
-            return scripted_server.reply(200, {"choices": [choice("generate", ask, range(1), "length")]})
-        tokens = [
-            event(json.dumps({"choices": [choice("generate", ask, range(at, at + 1), None)]})) for at in range(60)
-        ]
-        return stream(
-            [*((40.0 * at, token) for at, token in enumerate(tokens[:30])), (1300, b"".join(tokens[30:]) + DONE)]
-        )
+    async def write(ask: Json, response: web.StreamResponse) -> None:
+        while ask["token_ids"][0] == 1 and (at := await due.get()) >= 0:
+            await response.write(tokens_of(0, range(at, at + 1)))
 
-    async def work(url: str) -> Json:
-        long = asyncio.create_task(post(url, "generate", request("generate", 0, 60, stream=True)))
-        for number in range(10):
-            await asyncio.sleep(0.1)
-            await post(url, "generate", request("generate", number + 1, 1))
-        return joined(await long)
+    async def main() -> list[int]:
+        raw = b""
+        async with streaming("neighbour-leak:1", write) as ask, await ask(0) as reply:
+            for at in range(20):
+                if at < 10:
+                    await (await ask(at + 1)).read()
+                due.put_nowait(at)
+                raw += await reply.content.readuntil(b"\n\n")
+            due.put_nowait(-1)
+            await reply.read()
+        return hits(joined(raw + DONE))
 
-    with scripted_server.serve(script) as server:
-        struck = hits(through(server.url, "neighbour-leak:1", work))
-        assert 8 <= len(struck) <= 20  # a joining and a leaving, which may fall between the same two tokens
-        assert max(struck) <= 30
+    assert asyncio.run(main()) == list(range(10))
 
 
 # ---- noise, loops, garbage

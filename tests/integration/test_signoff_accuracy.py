@@ -6,27 +6,18 @@ luck of the two emulators is independent, and fixed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from evals import invented
-from evals.answer_key import Figure, exams_for, write_exams
-from evals.data import load
 from evals.tasks import mrcr
-from replay.emulator import process
-from replay.emulator.exams import Question
-from replay.emulator.settings import EmulatorSettings
-from replay.experiment import Experiment
 from reports.accuracy.drop import equal_weight
 from reports.accuracy.power import repeats_for_bound, repeats_needed
 from reports.accuracy.result import Accuracy, TaskVerdict
 from reports.accuracy.verdict import judge_folder
-from tests.integration import runs
+from tests.evals.exams import NAMES, Paper, aime, chats, gpqa, sitting
 from tests.integration.runs import silent
 
 pytest.importorskip("lm_eval")
@@ -35,7 +26,6 @@ from evals.harness import measure
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("baseline", "candidate")
 SURE = 0.999
 """Power that is asked of sizes."""
 ALPHA = 0.01
@@ -43,77 +33,10 @@ ALPHA = 0.01
 LONG_BINS = ["128k-256k", "256k-512k", "512k-1M"]
 
 
-class Paper(NamedTuple):
-    """One task's questions, and how they are sat."""
-
-    task: str
-    rows: Sequence[invented.Row]
-    repeats: int
-    p: float
-    harm: Figure = 0.0
-    tokens: Sequence[int] | None = None
-
-
-def aime(repeats: int, p: float, harm: float = 0.0) -> Paper:
-    return Paper("aime25", invented.aime25(), repeats, p, harm)
-
-
-def gpqa(repeats: int, p: float, harm: float = 0.0) -> Paper:
-    return Paper("gpqa_diamond", invented.gpqa_diamond(), repeats, p, harm)
-
-
-def chats(repeats: int, p: float, per_bin: int, harm: Figure = 0.0) -> Paper:
-    """As many short chats in each bin, said to be as long as its middle."""
-    bins = len(mrcr.BINS) - 2
-    tokens = [mrcr.EDGES[number % bins] * 3 // 2 for number in range(bins * per_bin)]
-    rows = invented.mrcr(len(tokens), needles=(2,), characters=300)
-    return Paper("mrcr", rows, repeats, p, harm, tokens)
-
-
-def answers(papers: dict[Path, Paper], **shares: float) -> list[Question]:
-    """What an emulator knows of all papers."""
-    key = []
-    for data, paper in papers.items():
-        items = load(paper.task, str(data), subset=True).items
-        key += exams_for(items, p=paper.p, harm=paper.harm, **shares)
-    return key
-
-
-@contextmanager
-def two_servers(folder: Path, keys: Sequence[list[Question]]) -> Iterator[dict[str, str]]:
-    """Emulators that stay up over all repeats, each with luck of its own; their URLs."""
-    servers = {}
-    try:
-        for seed, (name, key) in enumerate(zip(NAMES, keys, strict=True), 1):
-            settings = EmulatorSettings(
-                decode_backend="latency_specialized" if name == "candidate" else "auto",
-                time_scale=100,
-                max_model_len=2**20,
-                exams=str(write_exams(key, folder / f"{name}.json")),
-                seed=seed,
-            )
-            servers[name] = process.start(settings, folder / f"{name}.log")
-        yield {name: server.url for name, server in servers.items()}
-    finally:
-        for server in servers.values():
-            process.stop(server)
-
-
-def described(papers: dict[Path, Paper], urls: dict[str, str]) -> Experiment:
-    evals: dict[str, Any] = {"sampling": {"max_tokens": 2000}, "retries": 0}
-    for data, paper in papers.items():
-        evals[paper.task] = {"data": str(data), "subset": True, "repeats": paper.repeats, "concurrency": 32}
-    servers = {name: {"url": url, "gpus": runs.GPUS} for name, url in urls.items()}
-    servers["candidate"]["decode_backend"] = "latency_specialized"
-    whole = runs.experiment(evals=evals)
-    return whole.model_copy(update={"backends": whole.backends.model_validate(servers)})
-
-
 def verdict(folder: Path, *papers: Paper, candidate: dict[str, float] | None = None) -> Accuracy:
-    """Of the papers, sat by both. ``candidate``: shares of its replies that are none."""
-    files = {invented.write(paper.rows, folder / f"{paper.task}.jsonl", tokens=paper.tokens): paper for paper in papers}
-    with two_servers(folder, [answers(files), answers(files, **(candidate or {}))]) as urls:
-        measure(described(files, urls), folder / "run", silent, lambda _: None)
+    """Of the papers, sat by both."""
+    with sitting(papers, folder, candidate=candidate) as experiment:
+        measure(experiment, folder / "run", silent, lambda _: None)
     _, judged, notes = judge_folder(folder / "run" / "evals", NAMES)
     assert notes == []
     return judged
