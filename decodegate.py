@@ -15,6 +15,7 @@ from cyclopts.types import NonNegativeInt, PositiveInt
 from rich.console import Console
 
 import evals.cli
+import evals.parity.cli
 import replay.cli
 import reports.cli
 import reports.kernels.cli
@@ -43,6 +44,7 @@ app.command(replay.cli.preset)
 app.command(reports.cli.report)
 app.command(reports.signoff.cli.signoff)
 app.command(evals.cli.app)
+app.command(evals.parity.cli.app)
 app.command(emulate)
 
 decode = App(name="decode", help="Decode tables of both backends: how fast exactly so many streams decode together.")
@@ -222,6 +224,60 @@ def _say_accuracy(run: Path) -> int:
     return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
 
 
+@evals.parity.cli.app.default
+def ask_battery(
+    experiment: Path,
+    /,
+    *,
+    run: Path | None = None,
+    budget: Literal["quick", "standard", "full"] | None = None,
+    resume: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    fault: str | None = None,
+    checks: str | None = None,
+    allow_unmatched: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Ask both backends the output-parity battery, each started twice, and record every token: the baseline's two arms
+    set the noise floor before the candidate is asked.
+
+    The plan is registered before the first request. Everything goes into RUN/parity as it comes; after a crash or
+    Ctrl-C, --resume asks only the checks that had not ended. decodegate signoff RUN judges it.
+
+    Parameters
+    ----------
+    experiment
+        The experiment file.
+    run
+        The run directory to make, or that of a replay or of evals to add to (or, with --resume, to continue). By
+        default runs/NAME-DATE-TIME, or the latest of that name.
+    budget
+        quick: minutes, finds what is plainly broken. standard (the default): what a sign-off needs. full: with a soak
+        of a million steps.
+    resume
+        Continue an interrupted run with the same plan.
+    dry_run
+        Ask both backends what they offer, print what would be asked and what it would take, and stop.
+    fault
+        Prove that the battery can fail: one more arm, the baseline behind a proxy that injects this fault, NAME or
+        NAME:NUMBER.
+    checks
+        Only these, by their ids with commas between: P1,D3.
+    allow_unmatched
+        Measure although the GPUs differ or are not declared. Every page of the report will say so.
+    """
+    evals.parity.cli.ask(
+        load_experiment(experiment),
+        run=run,
+        budget=budget,
+        checks=checks,
+        fault=fault,
+        resume=resume,
+        dry_run=dry_run,
+        allow_unmatched=allow_unmatched,
+    )
+    return 0
+
+
 @app.command
 def schema(of: Literal["experiment", "signoff"] = "experiment", /) -> None:
     """Print a JSON Schema: of the experiment file, for editors, or of signoff.json, for what reads it.
@@ -236,9 +292,9 @@ def schema(of: Literal["experiment", "signoff"] = "experiment", /) -> None:
 
 @app.command
 def demo(*, run: Path | None = None) -> int:
-    """Try everything without a GPU, in two minutes: replay A/B on two emulated servers, a short exam, and the report.
+    """Try everything without a GPU, in two minutes: replay A/B on two emulated servers, exams, and sign-off.
 
-    Every figure it gives is EMULATED.
+    Every figure it gives is EMULATED. The exams' questions are invented; they go into a folder beside, RUN-exams.
 
     Parameters
     ----------
@@ -250,9 +306,9 @@ def demo(*, run: Path | None = None) -> int:
     folder = run or new_folder("demo")
     described = experiment(folder.with_name(f"{folder.name}-exams"))
     replay.cli.compare(described, run=folder)
-    if evals.cli.demo(described, folder):
-        _say_accuracy(folder)
-    return reports.cli.report(folder)
+    sat = evals.cli.demo(described, folder)
+    replayed = reports.cli.report(folder)
+    return reports.signoff.cli.signoff(folder) if sat else replayed
 
 
 def _complain(text: str) -> None:

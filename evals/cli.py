@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from evals.showing import Standing, showing
 from replay import rundir
 from replay.experiment import Experiment
 from replay.progress import Event
@@ -27,7 +24,6 @@ data_app = App(name="data", help="Benchmark data: you bring them, decodegate che
 app.command(data_app)
 
 _SHOWN = 10
-_PLAIN_EVERY_S = 10.0
 
 
 def sit(
@@ -61,8 +57,16 @@ def sit(
         return None
     folder = run or (rundir.latest(experiment.name, "eval", "evals") if resume else rundir.new_folder(experiment.name))
     try:
-        with _showing(console) as show:
-            harness.measure(experiment, folder, tell, show, resume=resume, limit=limit, allow_unmatched=allow_unmatched)
+        with showing(console) as show:
+            harness.measure(
+                experiment,
+                folder,
+                tell,
+                lambda at: show(_standing(at)),
+                resume=resume,
+                limit=limit,
+                allow_unmatched=allow_unmatched,
+            )
     except KeyboardInterrupt:
         if not (folder / "evals" / "manifest.json").exists():
             raise
@@ -82,49 +86,10 @@ def demo(experiment: Experiment, run: Path) -> bool:
     return True
 
 
-@contextmanager
-def _showing(console: Console) -> Iterator[Callable[[harness.Progress], None]]:
-    """Yield a function that shows where the sittings stand: bars on a terminal, now and then a plain line elsewhere."""
-    if not console.is_terminal:
-        yield _plain(console)
-        return
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        shown: dict[int, TaskID] = {}
-
-        def show(at: harness.Progress) -> None:
-            if at.number not in shown:
-                for bar in shown.values():
-                    bars.remove_task(bar)
-                shown.clear()
-                shown[at.number] = bars.add_task(_words(at), total=at.items, state="")
-            bars.update(shown[at.number], completed=at.answered, state=f"{at.errors} without reply")
-
-        yield show
-
-
-def _plain(console: Console) -> Callable[[harness.Progress], None]:
-    last = 0.0
-
-    def show(at: harness.Progress) -> None:
-        nonlocal last
-        if at.answered < at.items and time.monotonic() - last < _PLAIN_EVERY_S:
-            return
-        last = time.monotonic()
-        console.print(f"{_words(at)}: {at.answered}/{at.items} answered, {at.errors} without reply", markup=False)
-
-    return show
-
-
-def _words(at: harness.Progress) -> str:
+def _standing(at: harness.Progress) -> Standing:
     sitting = at.sitting
-    return f"{at.number}/{at.sittings} {sitting.task} repeat {sitting.repeat}, {sitting.backend}"
+    words = f"{at.number}/{at.sittings} {sitting.task} repeat {sitting.repeat}, {sitting.backend}"
+    return Standing(at.number, words, at.answered, at.items, "answered", at.errors)
 
 
 @data_app.command

@@ -10,6 +10,7 @@ from pathlib import Path
 from evals import invented
 from evals.answer_key import exams_for, write_exams
 from evals.data import load
+from replay.backends import NAMES
 from replay.experiment import Evals, Experiment, load_experiment
 
 _DEMO = Path(__file__).parents[1] / "replay" / "demo.yaml"
@@ -18,6 +19,8 @@ _RIGHT = {"aime25": 0.99, "gpqa_diamond": 0.98, "mrcr": 0.98}
 """Chance of a right answer, on both emulators."""
 _MARGIN = 0.05
 _CHATS = 100
+_CONCURRENCY = 4
+"""Few, so that replies are rarely held up by a prompt that is read in: such steps are no specialised ones."""
 _TIME_SCALE = 50
 _CHARACTERS_PER_TOKEN = 4
 """Of English, about: lengths are counted in an encoding that would have to be downloaded."""
@@ -39,12 +42,15 @@ def experiment(folder: Path) -> Experiment:
         for question in exams_for(load(task, str(path), subset=True).items, p=_RIGHT[task])
     ]
     exams = write_exams(key, folder / "key.json").resolve()
-    given = {task: {"data": str(path.resolve()), "margin": _MARGIN} for task, path in data.items()}
+    given = {
+        task: {"data": str(path.resolve()), "margin": _MARGIN, "concurrency": _CONCURRENCY}
+        for task, path in data.items()
+    }
     evals = Evals.model_validate(
         {
-            "aime25": given["aime25"] | {"repeats": 10, "concurrency": 4},
-            "gpqa_diamond": given["gpqa_diamond"] | {"repeats": 4, "concurrency": 4},
-            "mrcr": given["mrcr"] | {"repeats": 2, "concurrency": 4, "subset": True},
+            "aime25": given["aime25"] | {"repeats": 12},
+            "gpqa_diamond": given["gpqa_diamond"] | {"repeats": 4},
+            "mrcr": given["mrcr"] | {"repeats": 2, "subset": True},
             "sampling": {"max_tokens": 4096},
         }
     )
@@ -57,10 +63,9 @@ def hurried(described: Experiment) -> Experiment:
 
 
 def _emulators(described: Experiment, **changes: object) -> Experiment:
-    backends = described.backends
     changed = {}
-    for name in ("baseline", "candidate"):
+    for name in NAMES:
         backend = described.backend(name)
         assert backend.emulator is not None
         changed[name] = backend.model_copy(update={"emulator": backend.emulator.model_copy(update=changes)})
-    return described.model_copy(update={"backends": backends.model_copy(update=changed)})
+    return described.model_copy(update={"backends": described.backends.model_copy(update=changed)})

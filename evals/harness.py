@@ -12,10 +12,9 @@ import hashlib
 import importlib.metadata
 import json
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +22,7 @@ import msgspec
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 
-from evals import fitting
+from evals import fitting, registration
 from evals import plan as plans
 from evals.model import Asked, Examinee
 from evals.plan import Sitting
@@ -89,13 +88,13 @@ def measure(
     folder = run / "evals"
     manifest = rundir.read_manifest(folder, EvalManifest) if resume else None
     if manifest is not None:
-        limit = limit or _read_plan(folder).limit
+        limit = limit or registration.read(folder, EvalPlan).limit
         allow_unmatched = allow_unmatched or not manifest.matched_gpus
     plan = planned(experiment, lambda event: None, limit=limit, allow_unmatched=allow_unmatched)
     if manifest is None:
         rundir.create(folder, "private")
     else:
-        plan = plans.without(plan, plans.unfit(_read_plan(folder)))
+        plan = plans.without(plan, plans.unfit(registration.read(folder, EvalPlan)))
     with rundir.held(folder):
         if manifest is None:
             _salt(folder)
@@ -110,22 +109,14 @@ def measure(
         left = [each for _, each in due]
         for name, text in plans.lines(plan, left, _ended(folder, order)).items():
             tell(Event(text=f"{name:<13}{text}"))
-        try:
-            with Servers(experiment, folder, tell) as servers:
-                prepared = _prepared(experiment, servers, folder, plan, tell, left[0], manifest, allow_unmatched)
-                exams = _Exams(experiment, folder, plan, servers, (folder / "private" / "salt").read_text(), {})
-                if manifest is None:
-                    exams = msgspec.structs.replace(exams, plan=exams.fitted(prepared, left[0].backend, tell))
-                    _register(folder, exams.plan)
-                    _write_manifest(folder, experiment, prepared)
-                for number, sitting in due:
-                    exams.sit(sitting, lambda *at, n=number, s=sitting: show(Progress(s, n, len(order), *at)))
-        except BaseException:
-            if not (folder / "manifest.json").exists() and not (folder / "servers").exists():  # their logs say why
-                shutil.rmtree(folder)  # only what we have just made: nothing was asked yet
-                with suppress(OSError):  # a replay may be there
-                    run.rmdir()
-            raise
+        with registration.gone_unless_asked(folder), Servers(experiment, folder, tell) as servers:
+            prepared = _prepared(experiment, servers, folder, plan, tell, left[0], manifest, allow_unmatched)
+            exams = _Exams(experiment, folder, plan, servers, (folder / "private" / "salt").read_text(), {})
+            if manifest is None:
+                exams = msgspec.structs.replace(exams, plan=exams.fitted(prepared, left[0].backend, tell))
+                _write_manifest(folder, experiment, prepared, registration.register(folder, exams.plan))
+            for number, sitting in due:
+                exams.sit(sitting, lambda *at, n=number, s=sitting: show(Progress(s, n, len(order), *at)))
 
 
 def _salt(folder: Path) -> None:
@@ -134,27 +125,10 @@ def _salt(folder: Path) -> None:
     (folder / "private" / "salt").write_text(secrets.token_hex(16))
 
 
-def _register(folder: Path, plan: EvalPlan) -> None:
-    """Write the plan, with the time: before the first question to either backend."""
-    rundir.write_json(folder / "plan.json", msgspec.structs.replace(plan, registered_utc=plans.now()))
-
-
-def _read_plan(folder: Path) -> EvalPlan:
-    try:
-        return msgspec.json.decode((folder / "plan.json").read_bytes(), type=EvalPlan)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UserError(f"{folder}/plan.json cannot be read ({error}): start a new run") from None
-
-
 def _refuse_changed_plan(folder: Path, plan: EvalPlan, manifest: EvalManifest) -> None:
     asked = any((folder / backends.NAMES[1]).glob("*/*.jsonl"))
-    plans.refuse_changed(_read_plan(folder), plan, asked=asked)
-    if _sha256(folder / "plan.json") != manifest.plan_sha256:
-        raise UserError(f"{folder}/plan.json is not the one that was registered: start a new run")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    registration.refuse_changed(registration.read(folder, EvalPlan), plan, asked=asked)
+    registration.refuse_edited(folder, manifest.plan_sha256)
 
 
 def _prepared(
@@ -168,11 +142,10 @@ def _prepared(
     allow_unmatched: bool,
 ) -> Prepared:
     """Preflight, and what evals refuse besides."""
-    scratch = folder / "check" / f"{len(list((folder / 'check').glob('*'))) + 1:02d}"
     prepared = prepare(
         experiment,
         servers,
-        scratch,
+        rundir.check_folder(folder),
         tell,
         allow_unmatched=allow_unmatched,
         first=first.backend,
@@ -185,10 +158,10 @@ def _prepared(
     return prepared
 
 
-def _write_manifest(folder: Path, experiment: Experiment, prepared: Prepared) -> None:
+def _write_manifest(folder: Path, experiment: Experiment, prepared: Prepared, plan_sha256: str) -> None:
     (folder / "experiment.yaml").write_text(frozen_yaml(experiment))
     facts = run_facts(experiment, prepared.matching, time_scale=prepared.facts["baseline"].time_scale)
-    manifest = EvalManifest(**msgspec.structs.asdict(facts), plan_sha256=_sha256(folder / "plan.json"))
+    manifest = EvalManifest(**msgspec.structs.asdict(facts), plan_sha256=plan_sha256)
     rundir.write_json(folder / "manifest.json", manifest)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from evals import registration
 from evals.data import Data, load
 from evals.records import DataFacts, EvalPlan, Repeat, TaskPlan
 from evals.tasks.items import Item
@@ -69,12 +69,7 @@ def registered(experiment: Experiment, *, limit: int | None = None) -> EvalPlan:
         )
         for name, exam in evals.exams.items()
     ]
-    return EvalPlan(registered_utc=now(), tasks=tasks, limit=limit)
-
-
-def now() -> str:
-    """The time, as plans say it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return EvalPlan(registered_utc=registration.now(), tasks=tasks, limit=limit)
 
 
 def places(exam: Exam, items: Sequence[Item], limit: int | None = None, unfit: Sequence[int] = ()) -> list[int]:
@@ -114,29 +109,6 @@ def _facts(data: Data, exam: Exam) -> DataFacts:
     return msgspec.structs.replace(data.facts, items=count, dropped=dropped)
 
 
-def refuse_changed(registered: EvalPlan, now: EvalPlan, *, asked: bool) -> None:
-    """Raises UserError if the plan is no longer what was registered. ``asked``: the candidate has been asked."""
-    before, after = (
-        msgspec.to_builtins(msgspec.structs.replace(each, registered_utc="")) for each in (registered, now)
-    )
-    if before != after:
-        keys = ", ".join(_differing(before, after))
-        when = "after the first candidate request" if asked else "since it was registered"
-        raise UserError(f"the plan was changed {when} ({keys}): change it back, or start a new run")
-
-
-def _differing(before: object, after: object, where: str = "") -> Iterator[str]:
-    """Names of what differs, as paths of keys."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        for key in [*before, *(key for key in after if key not in before)]:
-            yield from _differing(before.get(key), after.get(key), f"{where}.{key}" if where else str(key))
-    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        for index, (one, other) in enumerate(zip(before, after, strict=True)):
-            yield from _differing(one, other, f"{where}.{index}")
-    elif before != after:
-        yield where
-
-
 def sittings(plan: EvalPlan, repeats_per_start: int = 1) -> list[Sitting]:
     """Who sits what, in order: baseline, candidate, candidate, baseline, and so on, so that drift hits both alike and
     servers that take turns start once a repeat. All tasks are sat by repeat; ``repeats_per_start`` repeats follow each
@@ -155,12 +127,14 @@ def sittings(plan: EvalPlan, repeats_per_start: int = 1) -> list[Sitting]:
 
 
 def refuse_synthetic(settings: Mapping[str, Settings]) -> None:
-    """Raises UserError for a backend that accepts draft tokens whatever its model says: its text is no answer."""
+    """Raises UserError for a backend that accepts draft tokens whatever its model says: its text is no answer,
+    and its tokens are not the model's."""
     for name, told in settings.items():
         if told.get("speculative-config.rejection_sample_method") == "synthetic":
             raise UserError(
                 f"{name}: speculative-config.rejection_sample_method is synthetic: draft tokens pass unchecked, and "
-                "its text is not the model's. Evals need real verification: leave it and synthetic_acceptance_* out"
+                "its text is not the model's. Evals and parity need real verification: leave it and "
+                "synthetic_acceptance_* out"
             )
 
 

@@ -170,6 +170,10 @@ class ParityCheck(msgspec.Struct, kw_only=True, frozen=True):
     cases: int
     tokens: int
     """Output tokens of an arm, at most."""
+    cases_sha256: str = ""
+    """Of cases/CHECK.jsonl."""
+    not_run: str | None = None
+    """Why it will not be run, on any arm; null if it will."""
 
 
 class ParityPlan(msgspec.Struct, kw_only=True):
@@ -213,6 +217,10 @@ class Case(msgspec.Struct, kw_only=True, omit_defaults=True):
     """For instance {context: 8k, batch: 17}."""
     variant: str = ""
     """Which way of asking: "stream", "cold", "with neighbours" and so on."""
+    trace: int | None = None
+    """Case of T0 whose reply is forced, as far as output_tokens; null: none."""
+    cut: int | None = None
+    """Instead the trace's first so many ids go on in the prompt, and the reply is free."""
 
 
 class ParityReply(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -233,6 +241,10 @@ class ParityReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     called: bool | None = None
     problem: str | None = None
     """What is wrong with the reply by itself, in words without its text: "invalid UTF-8", "a marker in the text"."""
+    drafts: int | None = None
+    """Drafts that the server made while the case ran (S1)."""
+    accepted: list[int] = []
+    """Of those, how many were accepted up to each draft position, the first first."""
     error: str | None = None
     fingerprint: str | None = None
     sent_unix_s: float | None = None
@@ -252,6 +264,9 @@ class CheckRun(msgspec.Struct, kw_only=True):
     positions: int = 0
     server: str | None = None
     """As Repeat.server, relative to RUN/parity."""
+    started_ns: int | None = None
+    """From before the first request to after the last reply, CLOCK_MONOTONIC; null if nothing was asked."""
+    ended_ns: int | None = None
 
 
 class Floor(msgspec.Struct, kw_only=True):

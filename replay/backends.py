@@ -67,6 +67,10 @@ def emulator_settings(whole: experiment.Experiment, name: str) -> EmulatorSettin
         seed=whole.replay.seed if emulator.seed is None else emulator.seed,
         model=model_name(whole, name),
         exams=str(emulator.exams) if emulator.exams is not None else None,
+        language=emulator.language,
+        noise_seed=emulator.noise_seed,
+        scale_out=emulator.scale_out,
+        trace_replay=emulator.trace_replay,
     )
 
 
@@ -84,6 +88,7 @@ def described(whole: experiment.Experiment, name: str) -> records.Backend:
             "faults": ", ".join(emulator.faults),
             "exams": emulator.exams.name if emulator.exams is not None else None,
             "seed": emulator.seed,
+            "language": emulator.language,
         }
     gpus = backend.gpus
     return records.Backend(

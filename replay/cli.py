@@ -53,7 +53,12 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
     for what, reasons in (("cannot be compared", impossible), ("not matched", unmatched)):
         for reason in reasons:
             console.print(f"{what}: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
-    parts_of = {"compare": described.workload, "decode": described.decode, "eval": described.evals}
+    parts_of = {
+        "compare": described.workload,
+        "decode": described.decode,
+        "eval": described.evals,
+        "parity": described.parity,
+    }
     verbs = " and ".join(verb for verb, given in parts_of.items() if given is not None)
     if impossible:
         raise UserError(f"the backends cannot be compared: {verbs} will refuse them")
@@ -63,11 +68,10 @@ def check(experiment: Path, /, *, offline: bool = False) -> None:
 
 
 def _parts(described: Experiment) -> list[tuple[str, Experiment]]:
-    """What is measured with it, each with its name: the comparison, whose servers are those of the evals too, and the
-    decode tables with each speculative setting."""
-    parts = []
-    if described.workload is not None or described.evals is not None:
-        parts.append(("the evals" if described.workload is None else "the comparison", described))
+    """What is measured with it, each with its name: the comparison, whose servers are those of the evals and of parity
+    too, and the decode tables with each speculative setting."""
+    named = {"the comparison": described.workload, "the evals": described.evals, "parity": described.parity}
+    parts = [(name, described) for name, given in named.items() if given is not None][:1]
     for index, entry in enumerate(described.decode.speculation if described.decode is not None else []):
         parts.append((f"decode tables, {speculation.label(entry)}", speculation.with_speculation(described, index)))
     return parts
@@ -87,14 +91,14 @@ def _check_offline(parts: Sequence[tuple[str, Experiment]], tell: Tell, *, named
 def _check_servers(described: Experiment, console: Console, tell: Tell) -> list[matching.Matching]:
     """Ask the servers of the first part; of the others, what the file tells."""
     (_, first), *others = _parts(described)
-    with _scratch() as scratch:
+    with scratch() as folder:
         if described.workload is not None:
-            planned = _plan(described, scratch, tell)
+            planned = _plan(described, folder, tell)
             _show(console, estimate.lines(planned.estimated))
             seen = planned.prepared.matching
         else:
-            with Servers(first, scratch, tell) as servers:
-                seen = prepare(first, servers, scratch / "check", tell, allow_unmatched=True).matching
+            with Servers(first, folder, tell) as servers:
+                seen = prepare(first, servers, folder / "check", tell, allow_unmatched=True).matching
     return [seen, *_check_offline(others, tell, named=True)]
 
 
@@ -105,8 +109,8 @@ def _plan(experiment: Experiment, scratch: Path, tell: Tell) -> Planned:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
-    """A folder for what servers write during a check; kept if an error names a log in it."""
+def scratch() -> Iterator[Path]:
+    """A folder for what servers write when no run directory is made; kept if an error names a log in it."""
     folder = Path(tempfile.mkdtemp(prefix="decodegate-"))
     named = False
     try:
@@ -214,8 +218,8 @@ def preset(name: str | None = None, /) -> None:
 
 
 def _dry_run(experiment: Experiment, console: Console, tell: Tell) -> None:
-    with _scratch() as scratch:
-        planned = _plan(experiment, scratch, tell)
+    with scratch() as folder:
+        planned = _plan(experiment, folder, tell)
     plan, order = planned.plan, block_order(experiment)
     lost = "; ".join(f"{reason}: {count:,}" for reason, count in plan.lost.items()) or "nothing"
     _show(

@@ -115,11 +115,7 @@ def check_room(
                 f"decode: {_words(cell)} takes {needed:,} tokens of context, but the {name} allows {length:,}: lower "
                 "decode.input_tokens or output_tokens, or raise its max-model-len"
             )
-        streams = _number(told, "max-num-seqs")
-        if profile is not None:
-            streams = profile.max_num_seqs
-        elif streams is not None:
-            streams *= settings.layout(told).get("dp", 1)
+        streams = settings.most_requests(told) if profile is None else profile.max_num_seqs
         if streams is not None and cell.batch > streams:
             raise UserError(
                 f"decode: {_words(cell)} would not decode together: the {name} runs at most {streams:,} requests: "
@@ -162,7 +158,7 @@ def measure(
                     prepared = prepare(
                         setup,
                         servers,
-                        _check_folder(run),
+                        rundir.check_folder(run),
                         tell,
                         allow_unmatched=allow_unmatched,
                         first=tables.order[due[0] - 1].backend,
@@ -203,11 +199,6 @@ def _due(tables: Tables, run: Path, number: int) -> list[int]:
         if tables.cells[place.cell].setup == number
         and not rundir.is_finished(rundir.window_folder(run, index, place.backend) / "window.json")
     ]
-
-
-def _check_folder(run: Path) -> Path:
-    """Where emulators may write during the next preflight."""
-    return run / "check" / f"{len(list((run / 'check').glob('*'))) + 1:02d}"
 
 
 def _refuse_seen(tables: Tables, number: int, prepared: Prepared) -> None:

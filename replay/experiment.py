@@ -205,6 +205,15 @@ class Emulator(_Model):
     """Named faults to switch on: decodegate emulate --help."""
     exams: Path | None = None
     """A JSON file of questions that it answers right with given probabilities: replay/emulator/exams.py."""
+    language: Literal["words", "model"] = "words"
+    """What answers requests that want no logprobs: quick words, or the language model that answers those that do.
+    decodegate parity always takes the model."""
+    noise_seed: int = 0
+    """Of numerical noise and of what faults of the decode path strike. Another one: another run of the same server."""
+    scale_out: bool = True
+    """Offer /inference/v1/generate, as vLLM does with --enable-scale-out."""
+    trace_replay: bool = True
+    """Take trace_decode_token_ids there, as vLLM does with --enable-trace-replay."""
     seed: int | None = Field(None, ge=0)
     """Of its words, of random acceptance and of its luck in exams; by default replay.seed, so that both backends have
     the same luck."""
@@ -528,6 +537,15 @@ class Evals(_Model):
         return {name: exam for name, exam in named.items() if exam is not None}
 
 
+class Parity(_Model):
+    """Output parity: whether both backends emit the same tokens, within the noise of one. For decodegate parity."""
+
+    seed: int = Field(1, ge=0)
+    """Of prompts, and of sampling."""
+    max_context: int | None = Field(None, ge=256)
+    """Longest prompt and reply together, tokens. Left out: as long as both backends take."""
+
+
 _OURS = {
     *("model", "prompt", "messages", "system", "stream", "stream_options", "max_tokens", "max_completion_tokens"),
     *("min_tokens", "ignore_eos", "n", "echo", "best_of", "stop", "logprobs", "prompt_logprobs"),
@@ -551,13 +569,15 @@ class Experiment(_Model):
     sampling: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
     """Request fields sent with every turn as they are."""
     workload: Workload | None = None
-    """See Workload. Required, except for decode tables and evals."""
+    """See Workload. Required, except for decode tables, evals and parity."""
     replay: Replay = Replay()
     """See Replay."""
     decode: Decode | None = None
     """See Decode. For decodegate decode."""
     evals: Evals | None = None
     """See Evals. For decodegate eval."""
+    parity: Parity | None = None
+    """See Parity. For decodegate parity, which does without it where there is something else."""
     serving: Serving = Serving()
     """See Serving."""
     backends: Backends
@@ -588,8 +608,8 @@ class Experiment(_Model):
 
     @model_validator(mode="after")
     def _something_to_do(self) -> Experiment:
-        if self.workload is None and self.decode is None and self.evals is None:
-            raise ValueError("give workload (for compare), decode (for decode tables), evals, or several of them")
+        if all(part is None for part in (self.workload, self.decode, self.evals, self.parity)):
+            raise ValueError("give workload (for compare), decode (for decode tables), evals, parity, or several")
         if self.decode is not None and self.api != "completions":
             raise ValueError("decode tables send prompts of token ids: use api: completions, or leave decode out")
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -47,10 +47,11 @@ def prepare(
     allow_unmatched: bool = False,
     first: str | None = None,
     control: bool = True,
+    also: Callable[[str, Running], None] | None = None,
 ) -> Prepared:
     """Ask both backends a handful of requests. Servers are started for it, and stay up if they can; emulators too, with
     their logs in ``scratch``. ``first``: the backend to be measured first, if not that of the first block. ``control``:
-    False if the start-up control has been made before.
+    False if the start-up control has been made before. ``also``: what else is to be asked of each while it runs.
 
     Raises UserError when the comparison cannot be measured, or means nothing, with what to change.
     """
@@ -76,6 +77,8 @@ def prepare(
             # faults are for the measured blocks: they prove that the report sees them
             with servers.answering(name, scratch / f"{name}-{attempt}", with_faults=False) as running:
                 found[name] = asyncio.run(_look(experiment, name, running, rendering, way, tokenizer))
+                if also is not None and attempt == 0:
+                    also(name, running)
         facts = {name: found[name].facts for name in backends.NAMES}
         controls = [facts[name].control for name in backends.NAMES]
         if controls[0] == controls[1]:

@@ -120,6 +120,11 @@ def _manifest(run: Path, schema: type[T]) -> T:
         raise UserError(f"{run}/manifest.json is damaged: {error}") from None
 
 
+def check_folder(run: Path) -> Path:
+    """Where emulators may write during the next preflight."""
+    return run / "check" / f"{len(list((run / 'check').glob('*'))) + 1:02d}"
+
+
 def block_folder(run: Path, index: int, backend: str) -> Path:
     """blocks/NN-BACKEND; ``index`` counts from 1 in measured order."""
     return run / "blocks" / f"{index:02d}-{backend}"

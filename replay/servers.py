@@ -76,16 +76,18 @@ class Servers:
 
     @contextmanager
     def answering(
-        self, name: str, log_folder: Path, *, with_faults: bool = True, fresh: bool = False
+        self, name: str, log_folder: Path, *, with_faults: bool = True, fresh: bool = False, noise: int = 0
     ) -> Iterator[Running]:
         """Yield where the backend answers. A server of ours stays up until another needs its place; an emulator is
         started before, with its truth written to ``log_folder``, and stopped after; a server at a URL is left alone.
-        ``with_faults``: switch the emulator's named faults on. ``fresh``: see running."""
+        ``with_faults``: switch the emulator's named faults on. ``fresh``: see running. ``noise``: added to the
+        emulator's noise_seed."""
         if self._experiment.backend(name).emulator is None:
             yield self.running(name, fresh=fresh)
             return
         log_folder.mkdir(parents=True, exist_ok=True)
         settings = emulator_settings(self._experiment, name)
+        settings = replace(settings, noise_seed=settings.noise_seed + noise)
         emulator = process.start(settings if with_faults else replace(settings, faults=()), log_folder)
         try:
             yield Running(emulator.url)

@@ -510,6 +510,12 @@ def layout(settings: Mapping[str, str]) -> dict[str, int]:
     return sizes
 
 
+def most_requests(settings: Mapping[str, str]) -> int | None:
+    """How many requests run at once; None if that is not known."""
+    text = settings.get("max-num-seqs", "")
+    return int(text) * layout(settings)["dp"] if text.isdecimal() else None
+
+
 def layout_problems(gpus: experiment.Gpus | records.Gpus, settings: Mapping[str, str]) -> list[str]:
     """Where what is declared of the GPUs does not go with what the server was told; empty if it does."""
     sizes = layout(settings)

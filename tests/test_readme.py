@@ -142,8 +142,9 @@ def test_the_key_table_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_ends_in_a_report_that_says_emulated(tmp_path: Path) -> None:
+def test_the_demo_ends_in_a_sign_off_that_says_emulated(tmp_path: Path) -> None:
     """What `make demo` runs; a second plan with the same seed has the same digest."""
+    pytest.importorskip("lm_eval")
     done = decodegate("decodegate demo --run demo", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "EMULATED" in done.stdout
@@ -153,6 +154,13 @@ def test_the_demo_ends_in_a_report_that_says_emulated(tmp_path: Path) -> None:
     assert not re.search(r"(?:src|href)\s*=\s*[\"']?https?://", page)
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["conclusion"]["outcome"] == "candidate faster"
+    document = (tmp_path / "demo" / "signoff.html").read_text()
+    assert document.count("EMULATED") > 5
+    signoff = json.loads((tmp_path / "demo" / "signoff.json").read_text())
+    assert {task["task"]: task["outcome"] for task in signoff["tasks"]} == dict.fromkeys(
+        ("aime25", "gpqa_diamond", "mrcr"), "PASS"
+    )
+    assert signoff["outcome"] == "PASS", signoff["reasons"]
     digest = json.loads((tmp_path / "demo" / "manifest.json").read_text())["plan_digest"]
     again = tmp_path / "again.yaml"
     shutil.copy(README.parent / "replay" / "demo.yaml", again)

@@ -107,6 +107,8 @@ def drop_last_chunk(request: Asked, number: float) -> Rewrite | None:
     def rewrite(event: Event, moment: Moment) -> list[Event]:
         shows = any(map(positions.shows_tokens, event.choices))
         ends = any(choice.get("finish_reason") for choice in event.choices)
+        if not shows and not ends:
+            return [event]
         out = [*held, event]
         held.clear()
         if ends:
@@ -114,7 +116,7 @@ def drop_last_chunk(request: Asked, number: float) -> Rewrite | None:
             for choice in filter(positions.shows_tokens, last.choices):
                 positions.blank(choice)
                 last.edited = True
-        elif shows:
+        else:
             held.append(out.pop())
         return out
 

@@ -60,6 +60,8 @@ class Given(msgspec.Struct, frozen=True):
     prompts: Prompts
     traces: Mapping[int, Ints]
     sink: Sink
+    salt: str = ""
+    """Begins all salts: an arm on a server that another arm has used needs one of its own, to find nothing warm."""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

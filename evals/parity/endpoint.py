@@ -108,3 +108,6 @@ class Endpoint(Protocol):
 
     async def chat(self, group: Sequence[Chat]) -> list[ChatReply]:
         """Send all together."""
+
+    async def page(self, path: str) -> tuple[int | None, bytes]:
+        """Status and body of a GET; no status: no whole reply."""

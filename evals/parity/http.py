@@ -291,9 +291,9 @@ async def _seeds(server: Server, first: Generation) -> str:
     return "" if (other.ids.tolist(), other.text) != (first.ids.tolist(), first.text) else "two seeds gave one reply"
 
 
-async def _streaming(server: Server, first: Generation) -> str:
-    found = await server.generate_one(msgspec.structs.replace(_PROBE, stream=True))
-    return "" if found.ids.size == first.ids.size else "a stream has other token_ids than a whole reply"
+async def _streaming(server: Server, _: Generation) -> str:
+    await server.generate_one(msgspec.structs.replace(_PROBE, stream=True))  # whether it is all there is D1's question
+    return ""
 
 
 async def _trace_replay(server: Server, _: Generation) -> str:

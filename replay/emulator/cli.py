@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from replay.emulator import faults, profiles
 from replay.emulator.profiles import DecodeBackend
 from replay.emulator.server import Ready, serve
-from replay.emulator.settings import EmulatorSettings
+from replay.emulator.settings import EmulatorSettings, Language
 from replay.emulator.speculation import Speculation
 from workloads.errors import UserError
 
@@ -36,6 +36,8 @@ def emulate(
     seed: int = 0,
     model: str = "emulated",
     exams: Path | None = None,
+    language: Language = "words",
+    noise_seed: int = 0,
     port: int = 0,
     log_dir: Path | None = None,
 ) -> None:
@@ -65,6 +67,11 @@ def emulate(
         The model name that requests must ask for.
     exams
         JSON file of questions that it answers right with given probabilities (replay/emulator/exams.py).
+    language
+        What answers requests that want no logprobs: quick words, or the language model that answers those that do.
+        Faults of the decode path need the model.
+    noise_seed
+        Seed of numerical noise and of what faults of the decode path strike.
     port
         Port to listen on; 0: any free one.
     log_dir
@@ -87,6 +94,8 @@ def emulate(
         seed=seed,
         model=model,
         exams=str(exams) if exams is not None else None,
+        language=language,
+        noise_seed=noise_seed,
     )
 
     def announce(ready: Ready) -> None:

@@ -36,9 +36,7 @@ BROKEN = language.IDS["!"]
 _LARGEST_LEAD = 8.0
 _FALL = -1.5 * np.log(np.arange(1, CANDIDATES))  # logits of the second candidate and below, were there no lead
 _FALLEN = float(np.exp(_FALL).sum())
-_EOS_PLACES = (
-    2 / language.MEAN_REPLY
-)  # of all positions; EOS has a probability of .1 to .9 there, and next to none else
+_EOS_PLACES = 2 / language.MEAN_REPLY  # share of positions at which EOS has a probability of .1 to .9
 _EOS_ELSEWHERE = 1e-5
 _STRIDE, _END, _END_HEIGHT, _STATE, _GUMBEL, _OTHER, _OTHER_GUMBEL = range(0x1A97, 0x1A9E)  # what numbers are drawn for
 
@@ -64,7 +62,7 @@ class Logits(NamedTuple):
     """What the model says of n next tokens. Logits are natural, and not normalised."""
 
     ids: Ids
-    """[n, 65]: the candidates, in no order, then EOS."""
+    """[n, 65]: the candidates, the one that leads without the prefix first, then EOS."""
     values: Floats
     """[n, 65]: their logits."""
     rest: Floats
@@ -119,9 +117,8 @@ def logits(context: Context, weights: int = 0) -> Logits:
     lead = units(key) * _LARGEST_LEAD
     stride = mixed(key, _STRIDE)
     count = len(language.WORDS)  # a power of two: any odd stride visits different words
-    words = (stride[:, None] >> np.uint64(32)) + np.arange(CANDIDATES, dtype=np.uint64) * (
-        stride[:, None] | np.uint64(1)
-    )
+    start, stride = stride >> np.uint64(32), stride | np.uint64(1)
+    words = start[:, None] + np.arange(CANDIDATES, dtype=np.uint64) * stride[:, None]
     ids = np.empty((len(key), CANDIDATES + 1), np.int64)
     ids[:, :-1] = language.FIRST_WORD + (words & np.uint64(count - 1)).astype(np.int64)
     ids[:, -1] = language.EOS
@@ -184,11 +181,12 @@ def sample(found: Logits, position: Ids, sampling: Sampling) -> Ids:
     ids, values, rest = found
     n = len(rest)
     temperature, top_p, top_k, seed, may_end = (_rows(field, n) for field in sampling)
-    values = np.where(np.arange(CANDIDATES + 1) == CANDIDATES, np.where(may_end, 0, -np.inf)[:, None], 0) + values
+    values = values.copy()
+    values[~may_end.astype(np.bool_), -1] = -np.inf
     greedy = temperature == 0
     if greedy.all():
         best = values.argmax(axis=1)
-        return np.where(np.isnan(rest), BROKEN, ids[np.arange(n), best])
+        return np.where(np.isnan(found.rest), BROKEN, ids[np.arange(n), best])
     heat = np.where(greedy, 1.0, temperature)
     values, rest = values / heat[:, None], rest / heat
     if (top_p < 1).any() or (top_k > 0).any():
@@ -203,7 +201,7 @@ def sample(found: Logits, position: Ids, sampling: Sampling) -> Ids:
         which = (mixed(drawn[rows], _OTHER) % np.uint64(OTHERS)).astype(np.int64)
         passed = np.sort(ids[rows], axis=1) - np.arange(CANDIDATES + 1) <= which[:, None]  # of the candidates, in order
         tokens[rows] = which + passed.sum(axis=1)
-    return np.where(np.isnan(rest), BROKEN, tokens)
+    return np.where(np.isnan(found.rest), BROKEN, tokens)
 
 
 def _rows(field: PerRow, n: int) -> NDArray[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from codecs import getincrementaldecoder
 from collections.abc import Sequence as Tokens
+from itertools import accumulate
 from typing import Any, Protocol
 
 import msgspec
@@ -108,7 +109,8 @@ def _shown(token: int, as_id: bool) -> str:
 def _ranked(score: Score) -> list[tuple[int, float, int | None]]:
     """(token, logprob, rank) as vLLM orders them: the sampled one first, then the others but for that one."""
     found = {score.token: (score.logprob, score.rank or None)}
-    found |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(score.others, 1)}
+    others = zip(score.others.tolist(), score.other_logprobs.tolist(), strict=True)
+    found |= {token: (logprob, rank) for rank, (token, logprob) in enumerate(others, 1)}
     return [
         (token, logprob if logprob == logprob else LOWEST, rank if logprob == logprob else None)
         for token, (logprob, rank) in found.items()
@@ -121,7 +123,7 @@ def completion_logprobs(scores: Tokens[Score], ask: Ask, offset: int) -> dict[st
     ranked = [_ranked(score) for score in scores]
     count = None if ask.logprob_ids else (ask.logprobs or 0) + 1
     return {
-        "text_offset": [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))],
+        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
         "token_logprobs": [each[0][1] for each in ranked],
         "tokens": tokens,
         "top_logprobs": [
@@ -157,22 +159,26 @@ def id_logprobs(scores: Tokens[Score], ask: Ask) -> dict[str, Any]:
 class _Choice:
     """One of a request's replies."""
 
-    __slots__ = ("call_begun", "first", "first_ns", "index", "offset", "sequence", "start", "text")
+    __slots__ = ("call_begun", "first", "first_ns", "index", "offset", "part", "sequence", "start", "text")
 
-    def __init__(self, sequence: Sequence, index: int) -> None:
+    def __init__(self, sequence: Sequence, index: int, opening: bytes = b"") -> None:
         self.sequence = sequence
         self.index = index
         self.text = _Text(sequence)
-        self.start = b',"choices":[{"index":%d,' % index
+        self.part = b',"choices":[{"index":%d,' % index
+        self.start = opening + self.part  # of its events, whose beginning is ``opening``
         self.first = True
         self.first_ns = 0
         self.offset = 0  # characters of its tokens, where it has logprobs
         self.call_begun = False
 
-    def scores(self, count: int) -> list[Score]:
-        """Of its last ``count`` tokens; empty where none are kept (a reply from a script)."""
+    def take_scores(self) -> list[Score]:
+        """Of its tokens since the last time; empty where none were asked for, or the reply is from a script."""
         voice = self.sequence.voice
-        return voice.scores[-count:] if voice is not None else []
+        if voice is None:
+            return []
+        scores, voice.scores = voice.scores, []
+        return scores
 
 
 def _finish(choice: _Choice) -> tuple[str | None, str | None]:
@@ -196,7 +202,6 @@ class OpenAIReply:
     ) -> None:
         self._ask = ask
         self._sequences = sequences
-        self._choices = [_Choice(sequence, index) for index, sequence in enumerate(sequences)]
         self._chat = ask.api == "chat"
         self._call = call
         self._fingerprint = fingerprint
@@ -208,6 +213,7 @@ class OpenAIReply:
             "model": ask.model,
         }
         self._opening = b"data: " + encode(self._head)[:-1]
+        self._choices = [_Choice(sequence, index, self._opening) for index, sequence in enumerate(sequences)]
         self._each_usage = (
             b'],"usage":{"prompt_tokens":%d,"total_tokens":' % len(ask.prompt)
             if usage and ask.continuous_usage
@@ -231,12 +237,12 @@ class OpenAIReply:
                 parts += [  # as vLLM puts them: of a chat beside the choices, of a completion into its choice
                     self._opening,
                     prompt_ids,
-                    choice.start,
+                    choice.part,
                     b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}',
                     self._running_usage(0),
                 ]
                 prompt_ids = b""
-        parts += [self._opening, choice.start]
+        parts.append(choice.start)
         if not self._chat:
             parts.append(b'"text":%b' % encode(answer))
         elif self._call is not None:
@@ -247,12 +253,11 @@ class OpenAIReply:
             parts.append(b'"delta":{"reasoning":%b}' % encode(thought))
         else:
             parts.append(b'"delta":{"reasoning":%b,"content":%b}' % (encode(thought), encode(answer)))
-        logprobs = b"null" if ask.logprobs is None else encode(self._logprobs(choice, len(tokens)))
-        if sequence.finish is None:
-            parts.append(b',"logprobs":%b,"finish_reason":null,"stop_reason":null' % logprobs)
+        if sequence.finish is None and ask.logprobs is None:
+            parts.append(b',"logprobs":null,"finish_reason":null,"stop_reason":null')
         else:
-            finish, stop = map(encode, self._finish(choice))
-            parts.append(b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b' % (logprobs, finish, stop))
+            told = (self._logprobs(choice), *self._finish(choice))
+            parts.append(b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b' % tuple(map(encode, told)))
         parts.append(prompt_ids)
         if ask.return_token_ids:
             parts.append(b',"token_ids":' + encode(tokens))
@@ -290,7 +295,7 @@ class OpenAIReply:
         finish, stop = self._finish(choice)
         told: dict[str, Any] = {
             "index": choice.index,
-            "logprobs": None if self._ask.logprobs is None else self._logprobs(choice, len(tokens)),
+            "logprobs": self._logprobs(choice),
             "finish_reason": finish,
             "stop_reason": stop,
         }
@@ -308,8 +313,8 @@ class OpenAIReply:
                 told["prompt_token_ids"] = self._ask.prompt.tolist()
         return told
 
-    def _logprobs(self, choice: _Choice, count: int) -> dict[str, Any] | None:
-        scores = choice.scores(count)
+    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+        scores = choice.take_scores()
         if not scores:
             return None
         if self._chat:
@@ -407,7 +412,7 @@ class GenerateReply:
         finish, stop = _finish(choice)
         logprobs = None
         if self._ask.logprobs is not None:
-            scores = choice.scores(len(tokens))
+            scores = choice.take_scores()
             logprobs = chat_logprobs(scores, self._ask) if self._ask.as_text else id_logprobs(scores, self._ask)
         told = {
             "index": choice.index,

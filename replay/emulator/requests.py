@@ -180,6 +180,8 @@ class _MessagesBody(msgspec.Struct, kw_only=True):
     tools: msgspec.Raw = msgspec.Raw()
     stop_sequences: list[str] | None = None
     temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     stream: bool | None = None
     thinking: _Thinking | None = None
     min_tokens: int | None = None
@@ -331,6 +333,8 @@ def messages(data: bytes) -> Ask:
         continuous_usage=False,
         return_token_ids=False,
         thinking=thinking,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
     )
 
 

@@ -247,14 +247,18 @@ class Service:
             raise asyncio.CancelledError
         ended = asyncio.get_running_loop().create_future()
 
+        going = len(sequences)
+
         def deliver(index: int, tokens: list[int]) -> None:
+            nonlocal going
             data = reply.chunk(tokens, index)
             finish = sequences[index].finish
             # A chosen stream that ends by itself before half-way ends well.
             cut = broken if finish == "error" else ""
             if finish is not None and not cut:
-                if any(sequence.finish is None for sequence in sequences):
-                    finish = None  # other choices go on
+                going -= 1
+                if going:
+                    finish = None  # of this choice only
                 else:
                     data += reply.close()
             elif cut == "error-in-stream":

@@ -21,8 +21,9 @@ class Score(NamedTuple):
     """NaN where the logits were not numbers."""
     rank: int
     """In the whole vocabulary, from 1; 0 where the logits were not numbers."""
-    others: list[tuple[int, float]]
-    """(token, logprob) of the most likely tokens, best first, or of the tokens that were asked for, in their order."""
+    others: NDArray[np.int32]
+    """The most likely tokens, best first, or the tokens that were asked for, in their order."""
+    other_logprobs: NDArray[np.float32]
 
 
 class Voice(msgspec.Struct, kw_only=True):
@@ -47,6 +48,7 @@ class Voice(msgspec.Struct, kw_only=True):
     cached: int = 0
     decoded: int = 0
     scores: list[Score] = []
+    """Of the tokens said since somebody last took them."""
 
 
 Spot = tuple[tuple[int, int, int], int, int]
@@ -98,13 +100,12 @@ def say(voices: Sequence[Voice], place: Place, faulty: Faulty, weights: int) -> 
 def _keep_scores(voices: Sequence[Voice], found: lm.Logits, tokens: lm.Ids) -> None:
     scores = lm.score(found, tokens, max(voice.scored or 0 for voice in voices))
     logprobs, ranks = scores.logprobs.tolist(), scores.ranks.tolist()
-    top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
     for row, voice in enumerate(voices):
         if voice.scored is None:
             continue
-        others = list(zip(top_ids[row], top_logprobs[row], strict=True))[: voice.scored]
+        others, other_logprobs = scores.top_ids[row, : voice.scored], scores.top_logprobs[row, : voice.scored]
         if voice.scored_ids:
             one = lm.Logits(found.ids[row : row + 1], found.values[row : row + 1], found.rest[row : row + 1])
-            values = lm.values_of(one, [voice.scored_ids]) - lm.log_sum(one)
-            others = list(zip(voice.scored_ids, values[0].astype(np.float32).tolist(), strict=True))
-        voice.scores.append(Score(int(tokens[row]), logprobs[row], ranks[row], others))
+            others = np.array(voice.scored_ids, np.int32)
+            other_logprobs = (lm.values_of(one, others[None, :]) - lm.log_sum(one))[0].astype(np.float32)
+        voice.scores.append(Score(int(tokens[row]), logprobs[row], ranks[row], others, other_logprobs))

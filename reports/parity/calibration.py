@@ -10,7 +10,8 @@ T = 1 the list says too little.
 **Rank 1**: how often the most probable token was drawn, less how often it should have been, in standard deviations.
 **Surprisal**: −log of the drawn token's share, less the entropy, likewise. Given the distributions before it each draw
 is independent of those before, wherever a reply ended; requests need seeds of their own. Both are two-sided. Rank 1 is
-exact (a sum of unlike binomials) while few draws are unsure, normal from SURE on.
+exact (a sum of unlike binomials) while few draws are unsure, normal from SURE on; surprisal, whose tail is long, has
+its skewness taken into account (Pearson III).
 """
 
 from __future__ import annotations
@@ -127,9 +128,12 @@ def _surprisal(drawn_share: Floats, shares: Floats) -> Finding:
         each = np.where(shares > 0, -np.log(shares), 0.0)
         seen = -np.log(drawn_share)
     entropy = (shares * each).sum(axis=1)
-    variance = float(((shares * each**2).sum(axis=1) - entropy**2).sum())
+    away = each - entropy[:, None]
+    variance, third = (float((shares * away**power).sum()) for power in (2, 3))
     if variance < LEAST:
         reason = "The judged positions had too little choice."
         return Finding(n=len(shares), unit="positions", reason=reason)
     z = float((seen - entropy).sum()) / math.sqrt(variance)
-    return Finding(n=len(shares), unit="positions", statistic=z, floor=0.0, p=2 * float(stats.norm.sf(abs(z))))
+    skewed = stats.pearson3(third / variance**1.5)
+    p = min(1.0, 2 * float(min(skewed.cdf(z), skewed.sf(z))))
+    return Finding(n=len(shares), unit="positions", statistic=z, floor=0.0, p=p)

@@ -4,9 +4,9 @@ itself, and whether that grows with the step (drift), with context (P5) or with 
 Positions of one prompt are not independent: a prompt is one observation, its mean over positions. Both runs replayed
 the same prompts, so that they are pairs. The test of a ratio r is Student's t on c − r f, the candidate's less r times
 the floor's means; the bound is the largest r that it does not reject (Fieller 1954). If the candidate is like the
-baseline at r, c and r f may be exchanged, c − r f is symmetric, and t keeps its level with few and skewed prompts too. Where the candidate's prompts
-vary several times as much as the floor's, with the same mean, the bound of 5 % is passed by up to 13 % of 50 prompts
-(simulated): few prompts far from the baseline are for outliers.py to see.
+baseline at r, c and r f may be exchanged, c − r f is symmetric, and t keeps its level with few and skewed prompts too.
+Where the candidate's prompts vary several times as much as the floor's around the same mean, the bound of 5 % is passed
+by up to 15 % at 50 prompts (simulated): few prompts far from the baseline are for outliers.py to see.
 """
 
 from __future__ import annotations

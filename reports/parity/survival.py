@@ -16,6 +16,8 @@ decides, and gaps say nothing.
 
 from __future__ import annotations
 
+import warnings
+
 import msgspec
 import numpy as np
 from scipy import stats
@@ -61,7 +63,8 @@ def curve(steps: Ints, diverged: Flags) -> Curve:
     if not len(events):
         return Curve(len(steps), 0, [], [], [], [], [])
     found = stats.ecdf(stats.CensoredData(uncensored=steps[diverged], right=steps[~diverged])).sf
-    interval = found.confidence_interval(0.95, method="log-log")
+    with warnings.catch_warnings(action="ignore"):  # that there is none where none are left
+        interval = found.confidence_interval(0.95, method="log-log")
     low, high = (
         [None if np.isnan(value) else float(value) for value in side.evaluate(events)]
         for side in (interval.low, interval.high)
@@ -91,6 +94,7 @@ def log_rank(
         return Finding(n=n, unit="pairs", reason="No token was emitted.")
     scores = _scores(np.concatenate([steps, floor_steps]), np.concatenate([diverged, floor_diverged]))
     which = np.arange(n) if prompt is None else np.unique(prompt, return_inverse=True)[1]
+    each: Floats = np.bincount(which, scores[:n] - scores[n:]).astype(np.float64)
     events = int(diverged.sum())
     return Finding(
         n=n,
@@ -98,7 +102,7 @@ def log_rank(
         statistic=events / tokens,
         floor=int(floor_diverged.sum()) / floor_tokens,
         bound=rate_bound(events, tokens),
-        p=sign_flip(np.bincount(which, scores[:n] - scores[n:])),
+        p=sign_flip(each),
     )
 
 

@@ -41,7 +41,7 @@ def signoff(run: Path) -> Signoff:
         outcome=outcome,
         line=_line(outcome, parts, facts),
         reasons=[f"{gate.title}: {why}" for gate in gates if gate.outcome == outcome for why in _why(gate)],
-        stamps=list(dict.fromkeys(stamp for each in _all_facts(parts) for stamp in stamps(each))),
+        stamps=_stamps(parts),
         name=facts.name,
         decodegate_version=importlib.metadata.version("decodegate"),
         measured_utc=min(each.created_utc for each in _all_facts(parts)),
@@ -74,6 +74,12 @@ def verdict(gates: list[Gate]) -> Outcome:
 
 def _why(gate: Gate) -> list[str]:
     return gate.reasons or [gate.said]
+
+
+def _stamps(parts: Parts) -> list[str]:
+    """Each stamp once, in the replay's words where it has it."""
+    by_form = {stamp.split(":")[0]: stamp for each in _all_facts(parts) for stamp in stamps(each)}
+    return list(by_form.values())
 
 
 def _all_facts(parts: Parts) -> list[RunFacts]:

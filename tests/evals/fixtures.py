@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from evals import invented
-from evals.invented import Row, aime25, gpqa_diamond, mrcr  # noqa: F401
+from evals.invented import Row
 from evals.tasks import TASKS
 from evals.tasks.items import Item
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals import invented
 from evals.tasks import aime25
 from evals.tasks.replies import Reply
-from tests.evals import fixtures
 from tests.evals.growth import growth
 
 NUMBERS = st.integers(0, 999)
@@ -17,18 +17,35 @@ WRAPPINGS += [r"\left(%s\right)", "**%s**", r"\(%s\)", r"\,%s\,"]
 
 
 @pytest.mark.parametrize(
+    ("text", "gold", "outcome"),
+    [
+        (r"\boxed{033}", "33", "right"),
+        (r"\boxed{33}", "033", "right"),
+        (r"\boxed {70}", "70", "right"),
+        (r"We use \boxed notation here. … \boxed{70}", "70", "right"),
+        (r"\boxed{\text{70}}", "70", "right"),
+        (r"\boxed{70.0}", "70", "right"),
+        (r"\boxed{468,}", "468", "right"),
+        ("$x=1$ and the answer is $70$.", "70", "right"),
+        (r"First \boxed{12}, no: \boxed{13}", "13", "right"),
+        (r"\boxed{711}", "11", "wrong"),
+        (r"\boxed{149}", "49", "wrong"),
+    ],
+)
+def test_br_41_formatting_decides_nothing(text: str, gold: str, outcome: str) -> None:
+    item = aime25.question(0, {"id": "0", "problem": "?", "answer": gold})
+    assert aime25.judge(item, Reply(text=text, finish_reason="stop"), 0).outcome == outcome
+
+
+def test_br_41_a_box_that_is_cut_off_is_no_answer() -> None:
+    item = aime25.question(0, {"id": "0", "problem": "?", "answer": "12"})
+    reply = Reply(text=r"\boxed{12} … \boxed{13", finish_reason="length")
+    assert aime25.judge(item, reply, 0).outcome == "truncated"
+
+
+@pytest.mark.parametrize(
     ("text", "gold", "route"),
     [
-        # BR-41, right
-        (r"\boxed{033}", "33", "boxed"),
-        (r"\boxed{33}", "033", "boxed"),
-        (r"\boxed {70}", "70", "boxed"),
-        (r"We use \boxed notation here. … \boxed{70}", "70", "boxed"),
-        (r"\boxed{\text{70}}", "70", "boxed"),
-        (r"\boxed{70.0}", "70", "boxed"),
-        (r"\boxed{468,}", "468", "boxed"),
-        ("$x=1$ and the answer is $70$.", "70", "phrase"),
-        (r"First \boxed{12}, no: \boxed{13}", "13", "boxed"),
         # what lm-eval marks wrong
         (r"\boxed{073}", "73", "boxed"),
         (r"\boxed{\mathbf{73}}", "73", "boxed"),
@@ -61,7 +78,7 @@ def test_right(text: str, gold: str, route: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "gold"),
-    [(r"\boxed{711}", 11), (r"\boxed{149}", 49), (r"\boxed{-11}", 11), (r"\boxed{12} then \boxed{13}", 12)],
+    [(r"\boxed{-11}", 11), (r"\boxed{12} then \boxed{13}", 12)],
 )
 def test_wrong(text: str, gold: int) -> None:
     item = aime25.question(0, {"id": "0", "problem": "?", "answer": gold})
@@ -139,7 +156,7 @@ def test_gold_answers_that_are_refused(answer: object) -> None:
 
 
 def test_the_prompt_asks_for_a_box() -> None:
-    row = fixtures.aime25()[3]
+    row = invented.aime25()[3]
     (message,) = aime25.messages(aime25.question(3, row), 0)
     assert message["role"] == "user"
     assert message["content"].startswith(row["problem"])

@@ -11,19 +11,20 @@ from typing import Any
 import pytest
 
 import decodegate
+from evals import invented
 from evals.data import SUBSET, inspect, load
 from tests.evals import fixtures
 from workloads.errors import UserError
 
 SECRET = "zanzibar"
-ROWS: dict[str, Callable[[], list[fixtures.Row]]] = {
-    "aime25": fixtures.aime25,
-    "gpqa_diamond": fixtures.gpqa_diamond,
-    "mrcr": lambda: fixtures.mrcr(12, characters=80),
+ROWS: dict[str, Callable[[], list[invented.Row]]] = {
+    "aime25": invented.aime25,
+    "gpqa_diamond": invented.gpqa_diamond,
+    "mrcr": lambda: invented.mrcr(12, characters=80),
 }
 
 
-def _write(task: str, path: Path, rows: list[fixtures.Row] | None = None) -> Path:
+def _write(task: str, path: Path, rows: list[invented.Row] | None = None) -> Path:
     rows = ROWS[task]() if rows is None else rows
     fixtures.write(rows, path)
     if task == "mrcr":
@@ -44,7 +45,7 @@ def test_every_format_gives_the_same_items(task: str, suffix: str, tmp_path: Pat
 
 
 def test_a_folder_of_files_is_one_data_set(tmp_path: Path) -> None:
-    rows = fixtures.mrcr(12, characters=80)
+    rows = invented.mrcr(12, characters=80)
     folder = tmp_path / "mrcr"
     folder.mkdir()
     for needles in (8, 2, 4):
@@ -84,7 +85,7 @@ def test_other_data_than_agreed_stop(tmp_path: Path) -> None:
 def test_a_question_missing_stops_unless_a_subset_is_meant(
     rows: int, subset: bool, fault: str | None, tmp_path: Path
 ) -> None:
-    path = _write("aime25", tmp_path / "aime.jsonl", fixtures.aime25(rows))
+    path = _write("aime25", tmp_path / "aime.jsonl", invented.aime25(rows))
     if fault is None:
         assert load("aime25", str(path), subset=subset).facts.dropped == {SUBSET: 1}
         return
@@ -92,8 +93,8 @@ def test_a_question_missing_stops_unless_a_subset_is_meant(
         load("aime25", str(path), subset=subset)
 
 
-def _changed(change: dict[str, Any], row: int = 6) -> list[fixtures.Row]:
-    rows = fixtures.aime25()
+def _changed(change: dict[str, Any], row: int = 6) -> list[invented.Row]:
+    rows = invented.aime25()
     rows[row] |= change
     return rows
 
@@ -109,7 +110,7 @@ def _changed(change: dict[str, Any], row: int = 6) -> list[fixtures.Row]:
         ([{"id": "1", "question": SECRET, "answer": "3"}], ":1: Object missing required field `problem`"),
     ],
 )
-def test_faults_name_their_line_and_quote_nothing(rows: list[fixtures.Row], fault: str, tmp_path: Path) -> None:
+def test_faults_name_their_line_and_quote_nothing(rows: list[invented.Row], fault: str, tmp_path: Path) -> None:
     found = inspect("aime25", str(_write("aime25", tmp_path / "aime.jsonl", rows)), subset=True).faults
     assert len(found) == 1
     assert fault in found[0]
@@ -117,7 +118,7 @@ def test_faults_name_their_line_and_quote_nothing(rows: list[fixtures.Row], faul
 
 
 def test_places_in_other_formats(tmp_path: Path) -> None:
-    rows = fixtures.aime25(4)
+    rows = invented.aime25(4)
     rows[1]["problem"] = "Two\nlines."
     rows[2]["answer"] = "x"
     for suffix, place in ((".csv", "data.csv:5: answer"), (".parquet", "row 2: answer"), (".json", "row 2: answer")):
@@ -158,14 +159,14 @@ def test_the_hub_is_asked_for_one_revision(monkeypatch: pytest.MonkeyPatch) -> N
 
     def load_dataset(*args: object, **kwargs: object) -> object:
         asked.append((args, kwargs))
-        return datasets.Dataset.from_list(fixtures.aime25())
+        return datasets.Dataset.from_list(invented.aime25())
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     revision = "0123456789" * 4
     data = load("aime25", f"hub:math-ai/aime25@{revision}")
     assert asked == [(("math-ai/aime25", None), {"split": "test", "revision": revision})]
     assert (data.facts.name, data.facts.revision) == ("math-ai/aime25", revision)
-    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in fixtures.aime25())
+    lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in invented.aime25())
     assert data.facts.sha256 == hashlib.sha256(lines.encode()).hexdigest()
     with pytest.raises(UserError, match="40 hex digits"):
         load("aime25", "hub:math-ai/aime25@main")
@@ -191,7 +192,7 @@ def test_the_verb_says_what_the_data_hold(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_verb_shows_the_first_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row | {"Question": SECRET, "Incorrect Answer 1": row["Correct Answer"]} for row in fixtures.gpqa_diamond()]
+    rows = [row | {"Question": SECRET, "Incorrect Answer 1": row["Correct Answer"]} for row in invented.gpqa_diamond()]
     path = _write("gpqa_diamond", tmp_path / "gpqa.jsonl", rows)
     with pytest.raises(UserError, match="198 faults"):
         _check("gpqa_diamond", str(path))

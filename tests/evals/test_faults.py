@@ -146,7 +146,7 @@ def joined(raw: bytes) -> Json:
     if not raw.startswith(b"data: "):
         whole: Json = json.loads(raw)
         return whole
-    datas = [part.removeprefix(b"data: ") for part in raw.split(b"\n\n") if part]
+    datas = [part.removeprefix(b"data: ") for part in raw.split(b"\n\n") if part.startswith(b"data")]
     assert datas.pop() == b"[DONE]"
     total: Json = {"text": "", "token_ids": [], "content": [], "tokens": [], "arguments": "", "finish": None}
     for each in map(json.loads, datas):
@@ -679,7 +679,8 @@ def test_the_last_chunk_is_lost_and_nothing_else_tells(server: ScriptedServer) -
 
 
 def test_the_last_chunk_is_lost_where_the_finish_comes_alone() -> None:
-    with scripted_server.serve(lambda request: stream([(0, ROLE + C("a") + C("b") + FIN("stop") + DONE)])) as server:
+    tokens = ROLE + C("a") + C("b")
+    with scripted_server.serve(lambda _: stream([(0, tokens + b": still here\n\n" + FIN("stop") + DONE)])) as server:
         (reply,) = replies(server.url, "drop-last-chunk", "chat", [request("chat", stream=True)])
         assert (reply["text"], reply["finish"]) == ("a", "stop")
 

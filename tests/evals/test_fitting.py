@@ -9,15 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evals import fitting
+from evals import fitting, invented
 from evals.records import DataFacts, TaskPlan
 from evals.tasks import mrcr
 from replay.wire import Limits, Wire
-from tests.evals import fixtures
 from tests.evals.fixtures import items_of
 from tests.scripted_server import Request, Step, reply, serve
 
-ROWS = fixtures.mrcr(6)
+ROWS = invented.mrcr(6)
 ITEMS: list[Any] = items_of("mrcr", ROWS)
 TASK = TaskPlan(
     task="mrcr",

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals import invented
 from evals.tasks import gpqa_diamond
 from evals.tasks.replies import Reply
-from tests.evals import fixtures
 from tests.evals.growth import growth
 
 LETTERS = st.sampled_from("ABCD")
@@ -22,7 +22,6 @@ LETTERS = st.sampled_from("ABCD")
 @pytest.mark.parametrize(
     ("text", "letter", "route"),
     [
-        # BR-43
         ("The answer is (C)", "C", "phrase"),
         ("the answer is C", "C", "phrase"),
         (r"\boxed{C}", "C", "boxed"),
@@ -30,6 +29,17 @@ LETTERS = st.sampled_from("ABCD")
         ("(B) is wrong; final: C", "C", "conclusion"),
         ("(D) looked likely … the answer is (C), which wins over (D).", "C", "phrase"),
         ("Using step 4 we get C", "C", "conclusion"),
+        ("I cannot decide", None, None),
+    ],
+)
+def test_br_43_the_letter_that_was_meant(text: str, letter: str | None, route: str | None) -> None:
+    """Whatever the options say: the text "4" of option B makes no B of the step 4."""
+    assert gpqa_diamond.find(text, False) == (None if letter is None else (letter, route))
+
+
+@pytest.mark.parametrize(
+    ("text", "letter", "route"),
+    [
         # what others miss or misread
         ("**B**", "B", "last_line"),
         ("Answer: B", "B", "answer_line"),
@@ -59,7 +69,6 @@ def test_letters(text: str, letter: str, route: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "I cannot decide",
         "answer: b",  # case-sensitive
         "Answer: A racemic mixture forms",
         "Answer: C or D",
@@ -102,7 +111,7 @@ def test_looping_replies_take_linear_time(part: str) -> None:
     assert growth(lambda size: gpqa_diamond.find(part * size, False)) < 30
 
 
-def test_option_order_is_the_same_in_every_process_whatever_ran_before() -> None:
+def test_br_43_option_order_is_the_same_in_every_process_whatever_ran_before() -> None:
     here = []
     for repeat in range(20):
         random.seed(repeat)  # lm-eval's task shuffles with the global generator
@@ -126,7 +135,7 @@ def test_option_orders_are_uniform_over_records_and_repeats() -> None:
 
 
 def test_the_key_is_where_the_correct_option_stands() -> None:
-    for number, row in enumerate(fixtures.gpqa_diamond(20)):
+    for number, row in enumerate(invented.gpqa_diamond(20)):
         item = gpqa_diamond.question(number, row)
         for repeat in range(8):
             (message,) = gpqa_diamond.messages(item, repeat)
@@ -139,6 +148,6 @@ def test_the_key_is_where_the_correct_option_stands() -> None:
 
 
 def test_options_that_are_the_same_are_refused() -> None:
-    row = fixtures.gpqa_diamond(1)[0]
+    row = invented.gpqa_diamond(1)[0]
     with pytest.raises(ValueError, match="two options are the same"):
         gpqa_diamond.question(0, row | {"Incorrect Answer 2": row["Correct Answer"].strip()})

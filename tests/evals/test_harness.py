@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evals import invented
 from evals.answer_key import exams_for, write_exams
 from evals.records import Answer, EvalManifest, EvalPlan, Repeat
 from evals.tasks import gpqa_diamond
@@ -36,7 +37,7 @@ from workloads.errors import UserError
 
 pytest.importorskip("lm_eval")
 
-from evals import fitting, harness, model
+from evals import fitting, harness, model, registration
 from evals.harness import Progress, measure
 
 NAMES = ("baseline", "candidate")
@@ -51,11 +52,11 @@ def nothing(_: Progress) -> None:
 
 
 def row_of(body: dict[str, Any]) -> int:
-    return next(row for row, each in enumerate(fixtures.aime25(ITEMS)) if said(body).startswith(each["problem"]))
+    return next(row for row, each in enumerate(invented.aime25(ITEMS)) if said(body).startswith(each["problem"]))
 
 
 def right(row: int, body: dict[str, Any]) -> list[Step]:
-    return completion(rf"\boxed{{{fixtures.aime25(ITEMS)[row]['answer']}}}")
+    return completion(rf"\boxed{{{invented.aime25(ITEMS)[row]['answer']}}}")
 
 
 class School:
@@ -65,7 +66,7 @@ class School:
         self.folder, self.servers, self.answers = folder, servers, answers
         self.run = folder / "run"
         self.evals = self.run / "evals"
-        self.data = fixtures.write(fixtures.aime25(ITEMS), folder / "aime25.jsonl")
+        self.data = fixtures.write(invented.aime25(ITEMS), folder / "aime25.jsonl")
 
     def experiment(self, **changes: Any) -> Experiment:
         aime25 = {"data": str(self.data), "subset": True, "repeats": 2, "concurrency": 4}
@@ -172,11 +173,11 @@ def test_the_plan_is_registered_before_the_first_request(school: School) -> None
     assert len(seen) == 4 * ITEMS
     assert all(seen)
     manifest = rundir.read_manifest(school.evals, EvalManifest)
-    assert manifest.plan_sha256 == harness._sha256(school.evals / "plan.json")
+    assert manifest.plan_sha256 == registration.sha256(school.evals / "plan.json")
 
 
-def test_every_kind_of_reply_is_told_apart(school: School) -> None:
-    """BR-45: six right, one wrong, a slow one, HTTP 500 twice then right, and one that never answers."""
+def test_br_45_every_kind_of_reply_is_told_apart(school: School) -> None:
+    """Six right, one wrong, a slow one, HTTP 500 twice then right, and one that never answers."""
     tried: Counter[int] = Counter()
 
     def answer(row: int, body: dict[str, Any]) -> list[Step]:
@@ -185,7 +186,7 @@ def test_every_kind_of_reply_is_told_apart(school: School) -> None:
             case 6:
                 return completion(r"\boxed{999}")
             case 7:
-                return completion(rf"\boxed{{{fixtures.aime25(ITEMS)[7]['answer']}}}", at_ms=300)
+                return completion(rf"\boxed{{{invented.aime25(ITEMS)[7]['answer']}}}", at_ms=300)
             case 8 if tried[8] <= 2:
                 return reply(500, {"error": said(body)})
             case 9:
@@ -297,7 +298,7 @@ def interrupt_at(number: int, answered: int) -> Callable[[Progress], None]:
 
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("number", [1, 3])
-def test_resume_asks_no_item_twice(number: int, torn: bool, school: School) -> None:
+def test_br_45_resume_asks_no_item_twice(number: int, torn: bool, school: School) -> None:
     with pytest.raises(KeyboardInterrupt):
         school.sit(show=interrupt_at(number, 5))
     sitting = "baseline/aime25/r000" if number == 1 else "candidate/aime25/r001"
@@ -324,7 +325,7 @@ def test_resume_asks_no_item_twice(number: int, torn: bool, school: School) -> N
     assert sum(map(len, map(school.asked, NAMES))) == total
 
 
-def test_a_request_without_reply_is_asked_again_after_an_interruption(school: School) -> None:
+def test_br_45_a_request_without_reply_is_asked_again_after_an_interruption(school: School) -> None:
     """No failure is kept as an answer; its attempts stay counted."""
     school.answers["baseline"] = lambda row, body: reply(500, {}) if row < 5 else completion("x", at_ms=60_000)
     with pytest.raises(KeyboardInterrupt):
@@ -344,7 +345,7 @@ def test_a_changed_plan_is_not_resumed(school: School) -> None:
             school.sit(changed, resume=True)
     with pytest.raises(UserError, match="experiment differs"):
         school.sit(school.experiment(retries=0), resume=True)
-    rows = fixtures.aime25(ITEMS)
+    rows = invented.aime25(ITEMS)
     fixtures.write([rows[0] | {"answer": "500"}, *rows[1:]], school.data)
     with pytest.raises(UserError, match=r"after the first candidate request \(tasks\.0\.data\.sha256\)"):
         school.sit(resume=True)
@@ -410,7 +411,7 @@ def test_the_first_items_only(school: School) -> None:
 
 def test_options_come_in_the_order_of_their_repeat_on_both_backends(tmp_path: Path) -> None:
     """The emulator knows the options by their texts; which letters are right is for the repeat to say."""
-    rows = fixtures.gpqa_diamond(12)
+    rows = invented.gpqa_diamond(12)
     data = fixtures.write(rows, tmp_path / "gpqa.jsonl")
     items: list[Any] = items_of("gpqa_diamond", rows)
     exams = write_exams(exams_for(items, p=1.0), tmp_path / "exams")
@@ -434,7 +435,7 @@ def test_options_come_in_the_order_of_their_repeat_on_both_backends(tmp_path: Pa
 
 def test_long_items_are_left_out_of_a_chat_exam(tmp_path: Path) -> None:
     """MRCR on emulators: multi-turn chats, strata, secondary scores; the third item is too long."""
-    rows = fixtures.mrcr(3)
+    rows = invented.mrcr(3)
     data = fixtures.write(rows, tmp_path / "mrcr.jsonl")
     fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), [5000, 6000, 9000])
     exams = write_exams(exams_for(items_of("mrcr", rows), p=1.0), tmp_path / "exams")
@@ -450,7 +451,7 @@ def test_long_items_are_left_out_of_a_chat_exam(tmp_path: Path) -> None:
 
 def of_lengths(folder: Path, tokens: list[int]) -> tuple[dict[str, Any], list[int]]:
     """An MRCR exam with these lengths in its table, and the tokens that the emulator makes of its prompts."""
-    rows = fixtures.mrcr(len(tokens))
+    rows = invented.mrcr(len(tokens))
     data = fixtures.write(rows, folder / "mrcr.jsonl")
     fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), tokens)
     chats = [json.loads(row["prompt"]) for row in rows]
@@ -461,7 +462,7 @@ def of_lengths(folder: Path, tokens: list[int]) -> tuple[dict[str, Any], list[in
 def test_items_that_the_context_does_not_hold_are_left_out_of_the_plan(tmp_path: Path) -> None:
     """By the emulator's own tokens, to the last one: the longest that fits is asked, and answered."""
     mrcr, own = of_lengths(tmp_path, [5000, 6000, 7000, 8000])
-    exams = write_exams(exams_for(items_of("mrcr", fixtures.mrcr(4)), p=1.0), tmp_path / "exams")
+    exams = write_exams(exams_for(items_of("mrcr", invented.mrcr(4)), p=1.0), tmp_path / "exams")
     shortest, third, *_ = sorted(own)
     emulator = {"exams": str(exams), "max_model_len": third + 2000}
     described = runs.experiment(emulator=emulator, evals={"mrcr": mrcr, "sampling": {"max_tokens": 2000}})
@@ -498,7 +499,7 @@ def test_lengths_that_a_server_does_not_count_are_said_to_be_others(
 
     monkeypatch.setattr(fitting, "too_long", silent_server)
     mrcr, _ = of_lengths(tmp_path, [5000, 6000, 9000])
-    exams = write_exams(exams_for(items_of("mrcr", fixtures.mrcr(3)), p=1.0), tmp_path / "exams")
+    exams = write_exams(exams_for(items_of("mrcr", invented.mrcr(3)), p=1.0), tmp_path / "exams")
     evals = {"mrcr": mrcr | {"max_context": 8192}, "sampling": {"max_tokens": 2000}}
     told: list[str] = []
     whole = runs.experiment(emulator={"exams": str(exams)}, evals=evals)
@@ -555,7 +556,7 @@ def test_a_replay_in_the_same_run_directory_is_left_alone(school: School) -> Non
 
 def test_two_emulators_with_a_known_truth(tmp_path: Path) -> None:
     """AIME in two repeats: the baseline knows all, the candidate nothing of what it should."""
-    rows = fixtures.aime25(30)
+    rows = invented.aime25(30)
     exams = write_exams(exams_for(items_of("aime25", rows), p=1.0, harm=1.0, thinking_tokens=20), tmp_path / "exams")
     data = fixtures.write(rows, tmp_path / "aime25.csv")
     evals = {"aime25": {"data": str(data), "repeats": 2}, "sampling": {"max_tokens": 200}}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evals import invented
 from evals.tasks import INCLUDE_PATH, TASKS, aime25, gpqa_diamond
 from tests.evals import fixtures
 from workloads.errors import UserError
@@ -19,7 +20,7 @@ lm_eval = pytest.importorskip("lm_eval")
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("data")
-    rows = {"aime25": fixtures.aime25(6), "gpqa_diamond": fixtures.gpqa_diamond(6), "mrcr": fixtures.mrcr(6)}
+    rows = {"aime25": invented.aime25(6), "gpqa_diamond": invented.gpqa_diamond(6), "mrcr": invented.mrcr(6)}
     paths = {task: fixtures.write(rows[task], folder / f"{task}.jsonl") for task in TASKS}
     fixtures.write_lengths(paths["mrcr"], hashlib.sha256(paths["mrcr"].read_bytes()).hexdigest(), [5000] * 6)
     return paths
@@ -98,4 +99,4 @@ def test_option_order_does_not_depend_on_tasks_that_ran_before(files: dict[str, 
 
 
 def test_the_answers_of_the_fixtures_are_in_range() -> None:
-    assert all(0 <= aime25.question(0, row).answer <= 999 for row in fixtures.aime25())
+    assert all(0 <= aime25.question(0, row).answer <= 999 for row in invented.aime25())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from evals import invented
 from evals.tasks import INCLUDE_PATH
 from tests.evals import fixtures
 from tests.evals.chats import all_asked, asked, completion, said
@@ -40,7 +41,7 @@ def sat(
     answers: Answers, folder: Path, *, concurrency: int = 4, timeout: float = 5.0, retries: int = 2
 ) -> tuple[list[Asked], ScriptedServer]:
     """All items asked of a server that answers so; by row."""
-    data = fixtures.write(fixtures.aime25(ITEMS), folder / "aime25.jsonl")
+    data = fixtures.write(invented.aime25(ITEMS), folder / "aime25.jsonl")
     metadata = {"data": str(data), "subset": True}
     manager = TaskManager(include_path=str(INCLUDE_PATH), include_defaults=False, metadata=metadata)
     loaded = manager.load(["signoff_aime25"])
@@ -63,7 +64,7 @@ def sat(
 
 
 def is_item(body: dict[str, Any], row: int) -> bool:
-    return said(body).startswith(fixtures.aime25(ITEMS)[row]["problem"])
+    return said(body).startswith(invented.aime25(ITEMS)[row]["problem"])
 
 
 def fine(body: dict[str, Any], request: Request) -> list[Step]:
@@ -194,7 +195,7 @@ def test_nothing_that_was_asked_or_said_is_logged(tmp_path: Path, caplog: pytest
         return reply(400, {"error": said(body)}) if is_item(body, 0) else completion(None, reasoning="secret thought")
 
     sat(answers, tmp_path)
-    assert "crate" in fixtures.aime25(1)[0]["problem"]
+    assert "crate" in invented.aime25(1)[0]["problem"]
     assert "crate" not in caplog.text
     assert "secret thought" not in caplog.text
 
@@ -209,7 +210,7 @@ def test_what_the_receiver_raises_ends_the_run(tmp_path: Path) -> None:
     examinee = Examinee(
         model="m", base_url="http://127.0.0.1:9/", header={}, num_concurrent=1, seed=1, timeout=1, retries=0, keep=keep
     )
-    data = fixtures.write(fixtures.aime25(ITEMS), tmp_path / "aime25.jsonl")
+    data = fixtures.write(invented.aime25(ITEMS), tmp_path / "aime25.jsonl")
     metadata = {"data": str(data), "subset": True}
     loaded = TaskManager(include_path=str(INCLUDE_PATH), include_defaults=False, metadata=metadata).load(
         ["signoff_aime25"]

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals import invented
 from evals.tasks import mrcr
 from evals.tasks.lengths import add_tokens
 from evals.tasks.replies import Judged, Reply
 from tests.evals import fixtures
 from workloads.errors import UserError
 
-ROWS = fixtures.mrcr(6, characters=1800)
+ROWS = invented.mrcr(6, characters=1800)
 ITEMS = [mrcr.question(row, record) for row, record in enumerate(ROWS)]
 
 

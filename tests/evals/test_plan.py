@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evals import invented, registration
 from evals import plan as plans
 from evals.data import load
 from evals.plan import Sitting
@@ -40,7 +41,7 @@ def plan(*tasks: TaskPlan, limit: int | None = None) -> EvalPlan:
 
 
 def described(folder: Path, **evals: Any) -> Experiment:
-    data = fixtures.write(fixtures.aime25(30), folder / "aime25.jsonl")
+    data = fixtures.write(invented.aime25(30), folder / "aime25.jsonl")
     return experiment(evals={"aime25": {"data": str(data)}, **evals})
 
 
@@ -71,7 +72,7 @@ def test_other_data_than_agreed_on_stop_it(tmp_path: Path) -> None:
 
 
 def test_one_question_missing_stops_it(tmp_path: Path) -> None:
-    fixtures.write(fixtures.aime25(29), tmp_path / "29.jsonl")
+    fixtures.write(invented.aime25(29), tmp_path / "29.jsonl")
     with pytest.raises(UserError, match="29 items"):
         plans.registered(described(tmp_path, aime25={"data": str(tmp_path / "29.jsonl")}))
 
@@ -105,7 +106,7 @@ def test_paths_are_taken_from_the_file_and_the_frozen_file_is_the_same(tmp_path:
 
 
 def test_items_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
-    data = fixtures.write(fixtures.mrcr(6), tmp_path / "mrcr.jsonl")
+    data = fixtures.write(invented.mrcr(6), tmp_path / "mrcr.jsonl")
     digest = hashlib.sha256(data.read_bytes()).hexdigest()
     fixtures.write_lengths(data, digest, [5000, 9000, 5000, 8192, 8193, 5000])
     mrcr = {"data": str(data), "subset": True}
@@ -165,13 +166,13 @@ def test_each_repeat_is_sat_once_and_the_backends_never_drift_apart(repeats: lis
 
 def test_a_changed_plan_is_refused_and_the_change_named() -> None:
     before = plan(task())
-    plans.refuse_changed(before, msgspec.structs.replace(plan(task()), registered_utc="later"), asked=True)
+    registration.refuse_changed(before, msgspec.structs.replace(plan(task()), registered_utc="later"), asked=True)
     changed = plan(task(margin=0.05, sampling={"max_tokens": 100, "top_k": 4}))
     with pytest.raises(UserError, match=r"after the first candidate request \(.*tasks\.0\.margin\)") as refused:
-        plans.refuse_changed(before, changed, asked=True)
+        registration.refuse_changed(before, changed, asked=True)
     assert "tasks.0.sampling.top_k" in str(refused.value)
     with pytest.raises(UserError, match="since it was registered"):
-        plans.refuse_changed(before, plan(task(), limit=3), asked=False)
+        registration.refuse_changed(before, plan(task(), limit=3), asked=False)
 
 
 def test_synthetic_acceptance_sits_no_exam() -> None:
@@ -212,7 +213,7 @@ def test_kimi_k3_is_known_by_its_folder_too(tmp_path: Path) -> None:
 
 
 def test_items_that_do_not_fit_are_taken_out_of_the_plan(tmp_path: Path) -> None:
-    data = fixtures.write(fixtures.mrcr(6), tmp_path / "mrcr.jsonl")
+    data = fixtures.write(invented.mrcr(6), tmp_path / "mrcr.jsonl")
     fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), [5000, 9000, 5000, 8192, 8193, 5000])
     whole = experiment(evals={"mrcr": {"data": str(data), "subset": True, "max_context": 8192}})
     registered = plans.registered(whole)
@@ -221,7 +222,7 @@ def test_items_that_do_not_fit_are_taken_out_of_the_plan(tmp_path: Path) -> None
     assert cut.tasks[0].data.items == 2
     assert cut.tasks[0].data.dropped["do not fit the context, thoughts included"] == 2
     assert plans.unfit(cut) == {"mrcr": [2, 3]}
-    plans.refuse_changed(cut, plans.without(plans.registered(whole), plans.unfit(cut)), asked=True)
+    registration.refuse_changed(cut, plans.without(plans.registered(whole), plans.unfit(cut)), asked=True)
     exam, items = plans.described(whole).exams["mrcr"], load("mrcr", str(data), subset=True).items
     assert plans.places(exam, items, unfit=[2, 3]) == [0, 5]
     assert plans.places(exam, items, limit=1, unfit=[0]) == [2]

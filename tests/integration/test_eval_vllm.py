@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from evals import invented
 from evals.records import Answer, EvalPlan
 from tests.evals import fixtures
 from tests.integration import vllm_cpu
@@ -27,9 +28,9 @@ pytestmark = vllm_cpu.needs_vllm
 
 
 def test_a_real_server_sits_three_exams(tiny_model: Path, tmp_path: Path) -> None:
-    aime25 = fixtures.write(fixtures.aime25(4), tmp_path / "aime25.jsonl")
-    gpqa = fixtures.write(fixtures.gpqa_diamond(3), tmp_path / "gpqa.csv")
-    chats = fixtures.mrcr(2, needles=(2, 4), characters=400)  # of tokens that are bytes: the second does not fit
+    aime25 = fixtures.write(invented.aime25(4), tmp_path / "aime25.jsonl")
+    gpqa = fixtures.write(invented.gpqa_diamond(3), tmp_path / "gpqa.csv")
+    chats = invented.mrcr(2, needles=(2, 4), characters=400)  # of tokens that are bytes: the second does not fit
     mrcr = fixtures.write(chats, tmp_path / "mrcr.jsonl")
     fixtures.write_lengths(mrcr, hashlib.sha256(mrcr.read_bytes()).hexdigest(), [4200, 5000])
     few = {"subset": True, "repeats": 2, "concurrency": 1}

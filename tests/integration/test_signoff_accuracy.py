@@ -6,13 +6,21 @@ luck of the two emulators is independent, and fixed.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from evals.records import Answer
 from evals.tasks import mrcr
+from replay.emulator import truth
+from replay.experiment import frozen_yaml
 from reports.accuracy.drop import equal_weight
 from reports.accuracy.power import repeats_for_bound, repeats_needed
 from reports.accuracy.result import Accuracy, TaskVerdict
@@ -133,3 +141,51 @@ def test_a_backend_that_answers_nothing_is_inconclusive_without_a_score(fault: s
     assert judged.reasons == ["AIME25: candidate answered nothing: none of 60 requests got a reply."]
     assert task.counts["candidate"].error == 60
     assert task.counts["baseline"].error == 0
+
+
+def test_a_run_that_is_killed_in_its_third_repeat_of_eight_asks_no_item_twice(tmp_path: Path) -> None:
+    paper = aime(8, 0.97)
+    with sitting([paper], tmp_path, concurrency=2, time_scale=5) as experiment:
+        described = tmp_path / "experiment.yaml"
+        described.write_text(frozen_yaml(experiment))
+        run = tmp_path / "run"
+        command = [sys.executable, "-m", "decodegate", "eval", str(described), "--run", str(run)]
+        with (tmp_path / "said").open("w") as said:
+            first = subprocess.Popen(command, stdout=said, stderr=said)
+        killed_in = run / "evals" / "candidate" / "aime25" / "r002.jsonl"
+        while not (killed_in.exists() and killed_in.read_bytes().count(b"\n") >= 5):
+            assert first.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.005)
+        first.kill()
+        first.wait()
+        assert not killed_in.with_suffix(".json").exists()
+        had = whole_lines(run)
+        again = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300)
+        assert again.returncode in (0, 2), again.stderr
+    found = whole_lines(run)
+    assert {place: len(lines) for place, lines in found.items()} == {
+        f"{name}/aime25/r{repeat:03d}.jsonl": 30 for name in NAMES for repeat in range(8)
+    }
+    answers = {place: [msgspec.json.decode(line, type=Answer) for line in lines] for place, lines in found.items()}
+    for place, lines in found.items():
+        assert lines[: len(had.get(place, []))] == had.get(place, [])
+        assert len({each.item for each in answers[place]}) == 30
+    for name in NAMES:
+        kept = Counter(each.prompt_tokens for place, of in answers.items() if place.startswith(name) for each in of)
+        log = truth.read_emissions(tmp_path / f"{name}.log")
+        asked = Counter(each.prompt_tokens for each in log if each.prompt_tokens in kept)
+        again_asked = (asked - kept).total()
+        assert not kept - asked
+        # those in flight at the kill, and those whose lines it came before: two each at most
+        assert again_asked <= (4 if name == "candidate" else 0)
+
+
+def whole_lines(run: Path) -> dict[str, list[bytes]]:
+    """Of every file of answers."""
+    return {
+        str(path.relative_to(run / "evals")): [
+            line for line in path.read_bytes().splitlines(True) if line[-1:] == b"\n"
+        ]
+        for name in NAMES
+        for path in (run / "evals" / name).glob("*/r*.jsonl")
+    }

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from evals import invented
 from evals.answer_key import exams_for, write_exams
 from evals.tasks import TASKS
 from evals.tasks.replies import Judged, Reply
@@ -28,7 +29,6 @@ from replay.emulator.scheduler import Sequence as Request
 from replay.emulator.settings import EmulatorSettings, resolve
 from replay.emulator.speculation import Speculation
 from replay.experiment import load_experiment
-from tests.evals import fixtures
 from tests.evals.fixtures import items_of
 from workloads.errors import UserError
 
@@ -40,7 +40,7 @@ SPECIALISED = EmulatorSettings(
 )
 TEXT = 'Gödel said: "1 < 2"\n\tand \\boxed{漢字} 🎓 bado'
 ODD = Question(match="odd", answer=TEXT, thinking_tokens=40)
-ROWS = {"aime25": fixtures.aime25(), "gpqa_diamond": fixtures.gpqa_diamond(60), "mrcr": fixtures.mrcr(12)}
+ROWS = {"aime25": invented.aime25(), "gpqa_diamond": invented.gpqa_diamond(60), "mrcr": invented.mrcr(12)}
 ITEMS = {task: items_of(task, rows) for task, rows in ROWS.items()}
 
 

@@ -9,10 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from replay.emulator import decoding, faults, language, lm
+from replay.emulator import decoding, faults, language, lm, speech
 from replay.emulator.decoding import Faulty, Place, generate, replay, together
 from replay.emulator.lm import Context, Logits, Sampling
 from replay.emulator.noise import mix, mixed, normals, unit, units
+from replay.emulator.scheduler import Scheduler, Sequence
+from replay.emulator.settings import EmulatorSettings
 
 VOCABULARY = np.arange(language.VOCAB_SIZE)
 
@@ -129,8 +131,9 @@ def test_a_state_can_be_continued_and_stands_for_the_whole_prefix() -> None:
 
 def test_replies_are_as_long_as_the_words_ones_on_average() -> None:
     contexts = some_contexts(100_000)
+    found = lm.logits(contexts)
     for sampling, within in ((Sampling(seed=1), 0.1), (Sampling(1.0, 0.95, seed=1), 0.1), (Sampling(0.0), 0.25)):
-        ends = lm.sample(lm.logits(contexts), contexts.position, sampling) == language.EOS
+        ends = lm.sample(found, contexts.position, sampling) == language.EOS
         assert 1 / ends.mean() == pytest.approx(language.MEAN_REPLY, rel=within)
 
 
@@ -361,3 +364,37 @@ def test_every_fault_of_the_decode_path_does_something(sound: Any) -> None:
     for name in faults.DECODE_FAULTS:
         run = generate(sound[0], 100, asked, place=place, faulty=Faulty({name: numbers.get(name, 0.5)}))
         assert not np.array_equal(run.scores.logprobs, plain.scores.logprobs), name
+
+
+# --- in the step loop -------------------------------------------------------------------------------------------------
+
+
+def spoken(*on: str) -> list[list[float]]:
+    """Logprobs of three requests of 20 tokens that come to a server 6 steps apart, with faults on."""
+    scheduler = Scheduler(EmulatorSettings(language="model", faults=on))
+    waiting, sequences = some_prompts(3), []
+    for step in range(100):
+        if step % 6 == 0 and waiting:
+            prompt = waiting.pop(0).astype(np.int32)
+            last, position, state = speech.context_of(prompt)
+            voice = speech.Voice(
+                last=last, position=position, state=state, request=0, temperature=0, top_p=1, top_k=0, seed=0, scored=0
+            )
+            sequences.append(Sequence(prompt, limit=20, voice=voice))
+            scheduler.add(sequences[-1])
+        begun = scheduler.begin()
+        if begun is not None:
+            scheduler.end(begun)
+    assert all(sequence.finish == "length" for sequence in sequences)
+    return [[score.logprob for score in sequence.voice.scores] for sequence in sequences if sequence.voice is not None]
+
+
+def test_the_step_loop_tells_faults_the_batch_and_who_joined() -> None:
+    # A request's first token comes with its prompt, at step 0, 6 or 12; three rows decode from step 13 on.
+    sound, padded, leaking = spoken(), spoken("padded-batch"), spoken("neighbour-leak")
+    struck = [[a != b for a, b in zip(sound[row], padded[row], strict=True)] for row in range(3)]
+    assert struck[0][:14] == [False] * 13 + [True]
+    assert struck[1][:8] == [False] * 7 + [True]
+    # Greedy replies go on from a wrong token: the first strike is told apart from what follows from it.
+    struck = [[a != b for a, b in zip(sound[row], leaking[row], strict=True)] for row in range(3)]
+    assert min(6 * row + place for row in range(3) for place, hit in enumerate(struck[row]) if hit) == 1

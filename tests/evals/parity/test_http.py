@@ -389,6 +389,8 @@ class Offer:
     def answer(self, request: Request, sent: dict[str, Any]) -> list[Step]:
         if request.path == "/metrics":
             return reply(200, METRICS + DRAFTS)
+        if not request.body:
+            return reply(404, b"")
         if request.path == "/v1/chat/completions":
             return reply(200, {"choices": [{"message": {"content": "x"}}]})
         if request.path == "/inference/v1/generate":
