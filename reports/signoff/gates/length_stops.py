@@ -12,8 +12,21 @@ def judge(evidence: Evidence) -> list[Gate]:
     says how long the model may think, and hardly anything else."""
     evals = evidence.parts.evals
     if evals is None:
-        title = "Room for the answer"
-    found = gate(
-        "length_stops", title, said, missing, number=worst, limit=LENGTH_STOPS, limit_is="at most", unit="share"
-    )
-    return [found]
+        return []
+    missing, worst = [], 0.0
+    for task in evals.plan.tasks:
+        answers = [each for sitting in evals.of(evals.names[0], task.task) for each in sitting.answers]
+        if not answers:
+            continue
+        share = sum(each.finish_reason == "length" for each in answers) / len(answers)
+        worst = max(worst, share)
+        if share > LENGTH_STOPS:
+            missing.append(
+                f"{KINDS[task.task].title}: {share:.1%} of the baseline's answers ended at the limit of "
+                f"{task.sampling.get('max_tokens')} tokens: raise evals.sampling.max_tokens."
+            )
+    said = f"Of the baseline's answers at most {worst:.1%} of a benchmark ended at the length limit."
+    title = "Room for the answer"
+    return [
+        gate("length_stops", title, said, missing, number=worst, limit=LENGTH_STOPS, limit_is="at most", unit="share")
+    ]
