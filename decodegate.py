@@ -17,6 +17,7 @@ from rich.console import Console
 import evals.cli
 import evals.parity.cli
 import replay.cli
+import reports.accuracy.cli
 import reports.cli
 import reports.kernels.cli
 import reports.signoff.cli
@@ -43,6 +44,7 @@ app.command(replay.cli.check)
 app.command(replay.cli.preset)
 app.command(reports.cli.report)
 app.command(reports.signoff.cli.signoff)
+evals.cli.app.command(reports.accuracy.cli.power)
 app.command(evals.cli.app)
 app.command(evals.parity.cli.app)
 app.command(emulate)

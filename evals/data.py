@@ -125,7 +125,7 @@ def _items(task: Task, records: Iterable[_Record]) -> tuple[list[Item], list[str
 
 def _file(path: Path) -> _Source:
     whole = path.resolve()
-    table = whole.with_name(f"{whole.name}.{ENCODING}.json")
+    table = whole.parent / f"{whole.name}.{ENCODING}.json"
     if not path.is_dir():
         return _Source(path.name, None, _sha256(path), table, _records(path))
     tables = f".{ENCODING}.json"

@@ -18,7 +18,9 @@ _DEMO = Path(__file__).parents[1] / "replay" / "demo.yaml"
 _RIGHT = {"aime25": 0.99, "gpqa_diamond": 0.98, "mrcr": 0.98}
 """Chance of a right answer, on both emulators."""
 _MARGIN = 0.05
-_CHATS = 100
+_CHATS, _CHARACTERS = 102, 700
+"""So many of each number of needles, and so long, that each number falls into one bin: cells count alike, and an item
+of a small one would weigh much."""
 _CONCURRENCY = 4
 """Few, so that replies are rarely held up by a prompt that is read in: such steps are no specialised ones."""
 _TIME_SCALE = 50
@@ -29,7 +31,7 @@ _CHARACTERS_PER_TOKEN = 4
 def experiment(folder: Path) -> Experiment:
     """The demo's experiment, both emulators in the know of exams that are written into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    chats = invented.mrcr(_CHATS)
+    chats = invented.mrcr(_CHATS, characters=_CHARACTERS)
     lengths = [chat["n_chars"] // _CHARACTERS_PER_TOKEN for chat in chats]
     data = {
         "aime25": invented.write(invented.aime25(), folder / "aime25.jsonl"),

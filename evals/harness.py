@@ -26,7 +26,7 @@ from evals import fitting, registration
 from evals import plan as plans
 from evals.model import Asked, Examinee
 from evals.plan import Sitting
-from evals.records import Answer, EvalManifest, EvalPlan, Repeat, TaskPlan
+from evals.records import DIED, Answer, EvalManifest, EvalPlan, Repeat, TaskPlan
 from evals.tasks import INCLUDE_PATH, TASKS, TEXTS
 from evals.tasks.items import Item
 from evals.tasks.replies import thinks_aloud
@@ -183,7 +183,10 @@ def _paths(folder: Path, sitting: Sitting) -> _Paths:
 def _ended(folder: Path, order: list[Sitting]) -> Iterator[Repeat]:
     for sitting in order:
         if (path := _paths(folder, sitting).ended).exists():
-            yield msgspec.json.decode(path.read_bytes(), type=Repeat)
+            try:
+                yield msgspec.json.decode(path.read_bytes(), type=Repeat)
+            except msgspec.MsgspecError as error:
+                raise UserError(f"{path} is damaged: {error}. Delete it to go on with its repeat") from None
 
 
 class _Exams(msgspec.Struct, frozen=True):
@@ -284,9 +287,11 @@ class _Exams(msgspec.Struct, frozen=True):
         experiment, name = self.experiment, sitting.backend
         evals = plans.described(experiment)
         first = Sitting(name, self.plan.tasks[0].task, 0)
+        beside = _paths(self.folder, sitting).beside
 
         def refuse_dead() -> None:
             if (why := self.servers.died(name)) is not None:
+                (beside / DIED).write_text(f"{why}\n")
                 raise UserError(f"the {name}'s server has ended: {why}\nwhat was answered is kept: go on with --resume")
 
         def keep(asked: Asked) -> None:
@@ -300,7 +305,6 @@ class _Exams(msgspec.Struct, frozen=True):
             sheet.keep(asked)
             show()
 
-        beside = _paths(self.folder, sitting).beside
         rundir.set_aside(beside)
         beside.mkdir(parents=True)
         with (
@@ -446,5 +450,10 @@ def _resumed(paths: _Paths) -> Iterator[tuple[set[int], dict[int, int], _Files]]
 def _whole(path: Path) -> Iterator[Answer]:
     """Answers of a file whose last line may be torn."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    for line in lines:
-        yield msgspec.json.decode(line, type=Answer)
+    for number, line in enumerate(lines, 1):
+        try:
+            yield msgspec.json.decode(line, type=Answer)
+        except msgspec.MsgspecError as error:
+            raise UserError(
+                f"{path}:{number} is damaged: {error}. Take the line out to have its item asked again"
+            ) from None

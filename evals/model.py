@@ -8,7 +8,9 @@ what it could not parse. Of it this one takes the payload alone.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +29,7 @@ FIRST_WAIT_S = 1.0
 """Before a request is sent again; doubled each time."""
 
 _CONNECT_S = 60.0
+_NAME = re.compile(r"[!-~]{1,100}")
 _PRIVATE = 10_000
 """Characters kept of a reply that is none."""
 
@@ -172,7 +175,8 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> tuple[
         connecting = isinstance(error, aiohttp.ConnectionTimeoutError)
         return _nothing("connection: timeout" if connecting else "timeout", turned_away=connecting), connecting
     except aiohttp.ClientError as error:
-        return _nothing(f"connection: {type(error).__name__}", turned_away=True), True
+        never_taken_up = isinstance(error, aiohttp.ClientConnectorError)
+        return _nothing(f"connection: {type(error).__name__}", turned_away=never_taken_up), True
     if status != 200:
         return _nothing(f"HTTP {status}", data, turned_away=400 <= status < 500), status == 429 or status >= 500
     try:
@@ -186,6 +190,13 @@ def _nothing(error: str, data: bytes = b"", *, turned_away: bool = False) -> Rec
     return Received(reply=Reply(error=error), turned_away=turned_away, body=shown)
 
 
+def _name(told: str | None) -> str | None:
+    """What a server calls something, as records may hold it: in place of text, which may be the prompt's, a digest."""
+    if told is None or _NAME.fullmatch(told):
+        return told
+    return f"digest-{hashlib.sha256(told.encode(errors='replace')).hexdigest()[:16]}"
+
+
 def _received(completion: _Completion) -> Received:
     choice, usage = completion.choices[0], completion.usage or _Usage()
     message, details = choice.message, usage.completion_tokens_details or _Details()
@@ -193,12 +204,12 @@ def _received(completion: _Completion) -> Received:
         reply=Reply(
             text=message.content,
             reasoning=message.reasoning if message.reasoning is not None else message.reasoning_content,
-            finish_reason=choice.finish_reason,
+            finish_reason=_name(choice.finish_reason),
         ),
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         reasoning_tokens=details.reasoning_tokens,
-        fingerprint=completion.system_fingerprint,
+        fingerprint=_name(completion.system_fingerprint),
         prompt_token_ids=completion.prompt_token_ids,
         token_ids=choice.token_ids,
         stop_reason=choice.stop_reason,

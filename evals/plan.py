@@ -180,19 +180,14 @@ def refuse_no_room(plan: EvalPlan, max_model_len: Mapping[str, int | None]) -> N
                 )
 
 
-def items(plan: EvalPlan, task: TaskPlan) -> int:
-    """How many items of the task are asked in a repeat."""
-    return min(task.data.items, plan.limit or task.data.items)
-
-
 def lines(plan: EvalPlan, order: Iterable[Sitting], ended: Iterable[Repeat] = ()) -> dict[str, str]:
     """What the sittings of ``order`` will take, by name. Times are those of repeats that have ``ended``."""
     tasks: dict[str, TaskPlan] = {task.task: task for task in plan.tasks}
     order = list(order)
-    requests = {sitting: items(plan, tasks[sitting.task]) for sitting in order}
+    requests = {sitting: plan.items(tasks[sitting.task]) for sitting in order}
     tokens = sum(count * most_tokens(tasks[sitting.task]) for sitting, count in requests.items())
     shown: dict[str, str] = {
-        task.task: f"{items(plan, task):,} items x {task.repeats} repeats on each backend, {task.concurrency} at once; "
+        task.task: f"{plan.items(task):,} items x {task.repeats} repeats on each backend, {task.concurrency} at once; "
         f"margin {task.margin:.1%}"
         for task in plan.tasks
     }
@@ -210,7 +205,7 @@ def _beforehand(plan: EvalPlan, order: list[Sitting]) -> str:
     greatest length."""
     tasks: dict[str, TaskPlan] = {task.task: task for task in plan.tasks}
     steps = sum(
-        math.ceil(items(plan, task) / task.concurrency) * most_tokens(task)
+        math.ceil(plan.items(task) / task.concurrency) * most_tokens(task)
         for task in (tasks[sitting.task] for sitting in order)
     )
     minutes = steps / _RATE / 60

@@ -9,7 +9,8 @@
       BACKEND/TASK/rNNN.jsonl        one Answer a line, appended as answers come; NNN counts repeats from 000
       BACKEND/TASK/rNNN.json         Repeat, written when the repeat has ended
       BACKEND/TASK/rNNN/             of the server, as of a block: before.json, after.json, metrics.jsonl, steps/
-                                     (rNNN.interrupted-N: until an interruption)
+                                     (rNNN.interrupted-N: until an interruption; died.txt: the server's end was its
+                                     cause)
       private/                       raw prompts and answers, for their owner alone: judging never reads it
 
     RUN/parity/
@@ -25,7 +26,7 @@ Nothing here holds text of a benchmark: items are named by their row in the data
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -34,6 +35,8 @@ from replay.records import SCHEMA_VERSION, RunFacts
 TOKENS = ("case", "repeat", "position", "token", "logprob", "top_ids", "top_logprobs")
 """Columns of tokens.parquet: int32, int16, int32, int32, float32, list of int32, list of float32 (at most 20 each, the
 likeliest first). ``token`` is what was sampled, or forced."""
+
+DIED = "died.txt"
 
 Outcome = Literal["right", "wrong", "unparsed", "truncated", "error"]
 """right, wrong: an answer was found and compared. unparsed: a whole reply in which none was found. truncated: the reply
@@ -62,17 +65,19 @@ class TaskPlan(msgspec.Struct, kw_only=True, frozen=True):
 
     task: Literal["aime25", "gpqa_diamond", "mrcr"]
     data: DataFacts
-    repeats: int
+    repeats: Annotated[int, msgspec.Meta(ge=1)]
     """Answers to every item on each backend."""
     seed: int
     """Repeat r is sampled with seed + r."""
     sampling: dict[str, str | int | float | bool | None]
     """Every sampling field as sent."""
-    concurrency: int
+    concurrency: Annotated[int, msgspec.Meta(ge=1)]
     """Requests in flight at most."""
-    margin: float
+    margin: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     """Largest drop of the mean score, as a share, that may be called none."""
-    looks: list[float] = msgspec.field(default_factory=lambda: [1.0])
+    looks: Annotated[list[Annotated[float, msgspec.Meta(gt=0, le=1)]], msgspec.Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: [1.0]
+    )
     """Shares of the repeats at which the result is looked at."""
 
 
@@ -82,12 +87,16 @@ class EvalPlan(msgspec.Struct, kw_only=True, frozen=True):
     schema_version: int = SCHEMA_VERSION
     registered_utc: str
     tasks: list[TaskPlan]
-    alpha_pass: float = 0.05
+    alpha_pass: Annotated[float, msgspec.Meta(gt=0, lt=0.5)] = 0.05
     """One-sided level of each gate's bound."""
-    alpha_fail: float = 0.01
+    alpha_fail: Annotated[float, msgspec.Meta(gt=0, lt=0.5)] = 0.01
     """Family level of the tests of harm."""
-    limit: int | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Only the first so many items of each task: a smoke test, which can pass nothing."""
+
+    def items(self, task: TaskPlan) -> int:
+        """How many items of the task are asked in a repeat."""
+        return min(task.data.items, self.limit or task.data.items)
 
 
 class EvalManifest(RunFacts, kw_only=True):
@@ -131,7 +140,7 @@ class Answer(msgspec.Struct, kw_only=True, omit_defaults=True):
     """16 hex digits of reasoning and answer together."""
     prompt_ids_hash: str | None = None
     """16 hex digits of the prompt's token ids, where the server tells them: equal for the same prompt."""
-    sent_unix_s: float | None = None
+    sent_unix_s: Annotated[float, msgspec.Meta(ge=0, lt=1e11)] | None = None
     latency_s: float | None = None
     sent_ns: int | None = None
     """Of the last attempt, CLOCK_MONOTONIC; ``ended_ns``: when its reply was whole, or was given up."""

@@ -37,8 +37,8 @@ def write(run: Path, output: Path | None, renders: Mapping[str, Callable[[], str
             _replace(folder / name, text)
         except OSError as error:
             raise UserError(
-                f"{folder / name} cannot be written: {error.strerror or error}. The conclusion is printed; --output "
-                f"names another folder: decodegate report {run} --output FOLDER"
+                f"{folder / name} cannot be written: {error.strerror or error}. The conclusion is printed; "
+                "--output names another folder"
             ) from error
     to.print(f"report: {folder / list(renders)[-1]}", markup=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def ask(given: Given, case: Case, salt: object, **other: Any) -> Ask:
         temperature=case.temperature,
         top_p=case.top_p,
         seed=case.seed,
-        salt=f"{given.salt}/{case.prompt_seed}/{salt}",
+        salt=_short(f"{given.salt}/{case.prompt_seed}/{salt}".encode()),  # vLLM takes 128 characters, some not
     )
     return replace(plain, **other)
 
@@ -102,8 +103,12 @@ async def answers(given: Given, group: Sequence[Case], **other: Any) -> list[Gen
 
 
 def words_digest(chat: Chat) -> str:
-    """The digest of a case that is asked in words: over its request."""
-    return digest(list(msgspec.json.encode(chat.body)))
+    """16 hex digits over a request in words."""
+    return _short(msgspec.json.encode(chat.body))
+
+
+def _short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def record(given: Given, case: Case, generation: Generation, *, repeat: int = 0, **facts: Any) -> None:

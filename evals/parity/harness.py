@@ -319,9 +319,9 @@ class _Run(msgspec.Struct, frozen=True):
         with Watch(self.experiment, BACKENDS[arm], place, running) as watch, Recorder(place, heard) as recorder:
             watch.before()
             watch.opens()
-            started = time.time()
+            started, started_ns = time.time(), time.monotonic_ns()
             uvloop.run(self._ask(arm, id, running, recorder, f"{self.salt}/{arm}/{tried}"))
-            ended_unix_s = time.time()
+            ended_unix_s, ended_ns = time.time(), time.monotonic_ns()
             watch.closes()
         run = CheckRun(
             arm=arm,
@@ -331,6 +331,8 @@ class _Run(msgspec.Struct, frozen=True):
             replies=recorder.replies,
             positions=recorder.positions,
             server=running.start,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
         )
         rundir.write_json(place / "run.json", run)
 

@@ -215,13 +215,13 @@ def refuse_unknown(wanted: Wanted, checks: Mapping[str, Check]) -> None:
 
 def refuse_other(plan: ParityPlan, wanted: Wanted) -> None:
     """Raises UserError for a run that is to be taken up again with another plan than it has."""
-    chosen = {each.id for each in plan.checks} - {REFERENCE}
+    chosen = [each.id for each in plan.checks if each.id != REFERENCE]
     changed = [
         f"--{name} was {before or 'not given'}"
         for name, before, differs in (
             ("budget", plan.budget, wanted.budget not in (None, plan.budget)),
             ("fault", plan.fault, wanted.fault not in (None, plan.fault)),
-            ("checks", ",".join(chosen), wanted.checks is not None and set(wanted.checks) - {REFERENCE} != chosen),
+            ("checks", ",".join(chosen), wanted.checks is not None and {*wanted.checks} - {REFERENCE} != {*chosen}),
         )
         if differs
     ]

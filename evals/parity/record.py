@@ -124,7 +124,8 @@ def read_ids(path: Path) -> dict[int, Ints]:
     case, position, token = (table[name].to_numpy() for name in ("case", "position", "token"))
     order = np.lexsort((position, case))
     cases, starts = np.unique(case[order], return_index=True)
-    return dict(zip(cases.tolist(), np.split(token[order], starts[1:]), strict=True))
+    parts = zip(cases, starts, [*starts[1:], order.size], strict=False)
+    return {int(each): token[order[start:end]] for each, start, end in parts}
 
 
 def read_case(path: Path, case: int) -> dict[int, tuple[Ints, Floats]]:

@@ -136,31 +136,37 @@ class _Kept:
 
 
 def lines(again: Again) -> Iterator[str]:
-    """What to say of it: both sides from where they begin to differ, in ids or else in logprobs."""
+    """What to say of it: how each side differs from the reference, and both from there on."""
     case = again.case
+    cut = "" if case.cut is None else f" and {case.cut:,} of trace {case.trace}"
     sampling = f"temperature {case.temperature:g}, top_p {case.top_p:g}, seed {case.seed}"
-    yield f"prompt {case.prompt_digest}, {case.prompt_tokens:,} tokens; batch {case.batch}; {sampling}"
+    yield f"prompt {case.prompt_digest}, {case.prompt_tokens:,} tokens{cut}; batch {case.batch}; {sampling}"
     if again.errors:
         yield f"{len(again.errors)} replies failed: {', '.join(sorted(set(again.errors)))}"
     if len(again.sides) < 2:
         yield "nothing to compare: ids came on fewer than two sides"
         return
-    (reference, (ids, logprobs)), *others = again.sides.items()
-    for name, (its, told) in others:
-        yield f"{name}: {_difference(ids, logprobs, its, told)}, compared with {reference}"
-    at = min((place for _, (its, _) in others if (place := _first(ids, its)) is not None), default=None)
-    if at is None:
-        at = max((_farthest(logprobs, told)[0] for _, (_, told) in others), default=0)
-    for name, (its, told) in again.sides.items():
-        yield f"{name}, from position {at}: {_shown(its[at : at + _SHOWN], told[at : at + _SHOWN])}"
+    (reference, first), *others = again.sides.items()
+    yield f"compared with {reference}:"
+    for name, side in others:
+        at, words = _difference(first, side)
+        yield f"{name}: {words}"
+        if at is not None:
+            shown = slice(at, at + _SHOWN)
+            for each, (ids, logprobs) in ((reference, first), (name, side)):
+                yield f"  {each}: {_in_words(ids[shown], logprobs[shown])}"
 
 
-def _difference(ids: Ints, logprobs: Floats, its: Ints, told: Floats) -> str:
-    place = _first(ids, its)
+def _difference(reference: Positions, side: Positions) -> tuple[int | None, str]:
+    """Position of the first other id, else of the largest difference of logprobs, and that in words; no position: there
+    is none."""
+    place = _first(reference[0], side[0])
     if place is not None:
-        return f"other ids from position {place} on"
-    where, gap = _farthest(logprobs, told)
-    return "the same ids" if np.isnan(gap) else f"the same ids, logprobs up to {gap:.3g} apart (position {where})"
+        return place, f"other ids from position {place} on"
+    where, gap = _farthest(reference[1], side[1])
+    if not gap > 0:
+        return None, "the same"
+    return where, f"the same ids, logprobs up to {gap:.3g} apart, at position {where}"
 
 
 def _first(one: Ints, other: Ints) -> int | None:
@@ -177,6 +183,6 @@ def _farthest(one: Floats, other: Floats) -> tuple[int, float]:
     return (int(np.nanargmax(gaps)), float(np.nanmax(gaps))) if np.isfinite(gaps).any() else (0, float("nan"))
 
 
-def _shown(ids: Ints, logprobs: Floats) -> str:
+def _in_words(ids: Ints, logprobs: Floats) -> str:
     pairs = zip(ids.tolist(), logprobs.tolist(), strict=True)
     return " ".join(str(token) if np.isnan(logprob) else f"{token} ({logprob:.3f})" for token, logprob in pairs) or "-"

@@ -138,8 +138,11 @@ def _strange(sheet: pl.DataFrame, task: TaskPlan, items: int) -> Iterator[str]:
         yield f"answered {asked} items a repeat where {items:,} were planned."
     if other := len(sheet.filter(pl.col("seed") != task.seed + pl.col("repeat"))):
         yield f"was asked with other seeds than planned in {other:,} of {len(sheet):,} answers."
-    allowed = pl.col("score").is_in([0.0, 1.0]) if KINDS[task.task].binary else pl.col("score").is_between(0, 1)
-    if beyond := len(sheet.filter(~allowed)):
+    right = pl.col("outcome") == "right"
+    found = right | (pl.col("outcome") == "wrong")
+    most = (right if KINDS[task.task].binary else found).cast(pl.Float64)
+    least = right.cast(pl.Float64) if KINDS[task.task].binary else 0.0
+    if beyond := len(sheet.filter(~pl.col("score").is_between(least, most))):
         yield f"has {beyond:,} scores that this task does not give."
     if not KINDS[task.task].binary and (unplaced := sheet["bin"].null_count()):
         yield f"has {unplaced:,} answers to items without a bin of context: give every item of the data its bin."

@@ -9,7 +9,9 @@ item's own binomial variance p (1 − p) / k of both backends, with p = (sum of 
 that was always answered right is not taken for certain. Where most items are at the ceiling, t alone passes a harmful
 candidate too often: few items vary, and those at 1 say nothing of their variance. Scores between 0 and 1 vary no more
 than binary ones with their mean (Bhatia and Davis, 2000), so (2) holds for them too, but wide: for them it is used
-below T_ITEMS items only. The error rates of both are in docs/error-rates.md.
+only where an item weighs more than one of T_ITEMS, as those of a stratum do of which few items are left: t, which takes
+all items for draws of one kind, would let a drop in that stratum pass. The error rates of both are in
+docs/error-rates.md.
 
 **The interval** is Student's t on d: it takes items as drawn from a population (Miller, arXiv 2411.00640), is there for
 description, and decides nothing.
@@ -28,7 +30,7 @@ Floats = npt.NDArray[np.float64]
 
 LEVEL = 0.95
 T_ITEMS = 100
-"""From so many items on, t alone bounds a mean of scores that are not binary."""
+"""Where no item weighs more than one of so many, t alone bounds a mean of scores that are not binary."""
 
 
 class Drop(msgspec.Struct, frozen=True):
@@ -47,6 +49,11 @@ class Drop(msgspec.Struct, frozen=True):
 
 def equal_weight(items: int) -> Floats:
     return np.full(items, 1 / items)
+
+
+def t_alone(weight: Floats, *, binary: bool) -> bool:
+    """Whether t by itself is the bound."""
+    return not binary and float(weight.max()) <= 1 / T_ITEMS
 
 
 def differences(baseline: Floats, candidate: Floats, weight: Floats) -> Floats:
@@ -71,14 +78,13 @@ def drop(baseline: Floats, candidate: Floats, weight: Floats, *, binary: bool, l
     error = t_error(each)
     by_t = None if error is None else value + float(stats.t.isf(level, items - 1)) * error
     reach = None if not error else float(stats.t.ppf((1 + LEVEL) / 2, items - 1)) * error
-    both = binary or items < T_ITEMS
     return Drop(
         baseline=float(weight @ means[0]),
         candidate=float(weight @ means[1]),
         value=value,
         low=None if reach is None else value - reach,
         high=None if reach is None else value + reach,
-        bound=None if by_t is None else max(by_t, stratified) if both else by_t,
+        bound=None if by_t is None else by_t if t_alone(weight, binary=binary) else max(by_t, stratified),
         bound_t=by_t,
         bound_stratified=stratified,
     )

@@ -8,13 +8,13 @@ from evals.records import EvalPlan, TaskPlan
 from reports.accuracy import harm, power
 from reports.accuracy.answers import Exam, log_context
 from reports.accuracy.drop import (
-    T_ITEMS,
     Floats,
     differences,
     drop,
     equal_weight,
     seed_correlation,
     smoothed_error,
+    t_alone,
     t_error,
     within_variance,
 )
@@ -41,7 +41,7 @@ def measure(task: TaskPlan, plan: EvalPlan, look: int, exam: Exam) -> Measured:
     bins = [] if binary else _strata(exam, exam.bin, looks, look, level)
     finer = not binary and len(set(exam.cell)) > len(set(exam.bin))
     within = [each for scores in (exam.baseline, exam.candidate) if (each := within_variance(scores)) is not None]
-    needed, smallest = _size(task, exam, weight, level)
+    needed, smallest = _size(task, exam, weight, level, level_at(plan.alpha_pass, looks, len(looks) - 1))
     return Measured(
         items=items,
         repeats=repeats,
@@ -108,16 +108,17 @@ def _strata(exam: Exam, of: list[str], looks: tuple[float, ...], look: int, leve
     return [Stratum(*each, holm_p) for each, holm_p in zip(found, adjusted, strict=True)]
 
 
-def _size(task: TaskPlan, exam: Exam, weight: Floats, level: float) -> tuple[int | None, float | None]:
-    """Repeats that the margin needs with the bound that judges, and the smallest drop that these repeats find."""
-    items, repeats = exam.baseline.shape
+def _size(task: TaskPlan, exam: Exam, weight: Floats, level: float, last: float) -> tuple[int | None, float | None]:
+    """Repeats that the margin needs with the bound that judges, at the ``last`` look's level, and the smallest drop
+    that these repeats find at this look's ``level``."""
+    repeats = exam.baseline.shape[1]
     error = t_error(differences(exam.baseline, exam.candidate, weight))
     if error is None:
         return None, None
-    needed = power.repeats_for_error(error, repeats, task.margin, level)
-    if KINDS[task.task].binary or items < T_ITEMS:
+    needed = power.repeats_for_error(error, repeats, task.margin, last)
+    if not t_alone(weight, binary=KINDS[task.task].binary):
         means = exam.baseline.mean(axis=1), exam.candidate.mean(axis=1)
-        needed = max(needed, power.repeats_for_bound(*means, weight, task.margin, level))
+        needed = max(needed, power.repeats_for_bound(*means, weight, task.margin, last))
         error = max(error, smoothed_error(*means, weight, repeats))
     return needed, power.smallest_drop(error, level)
 

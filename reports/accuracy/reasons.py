@@ -55,7 +55,15 @@ def why_not_pass(
         reasons.append(f"Only the first {plan.limit} of {task.data.items} items were asked: a smoke test.")
     for name, outcome in zip(names, (exam.baseline_outcome, exam.candidate_outcome), strict=True):
         if errors := int((outcome == "error").sum()):
-            reasons.append(f"{errors:,} of {outcome.size:,} requests to {name} got no reply: run their repeats again.")
+            reasons.append(
+                f"{errors:,} of {outcome.size:,} requests to {name} got no reply: run their repeats again (remove "
+                f"rNNN.json and rNNN.jsonl of each from evals/{name}/{task.task}; then decodegate eval --resume)."
+            )
+    if task.sampling.get("temperature") == 0:
+        reasons.append(
+            "The answers are greedy, so that repeats say nothing of how often an item is answered right: set "
+            "evals.sampling.temperature to what is served, and run the evals again in a new folder."
+        )
     if found.baseline <= task.margin:
         reasons.append(
             f"{names[0]} itself scores {found.baseline:.1%}: a drop of {points(task.margin)} could not be seen."

@@ -88,7 +88,8 @@ class Measured(msgspec.Struct, frozen=True):
     correlation: float | None
     """Of both backends' scores at equal seeds."""
     repeats_needed: int | None
-    """With which the bound stays within the margin nine times of ten if the backends are equal and vary as these."""
+    """With which the last look's bound stays within the margin nine times of ten if the backends are equal and vary as
+    these."""
     smallest_drop: float | None
     """That is found nine times of ten at the bound's level."""
 

@@ -105,8 +105,7 @@ def _sit(
             f"{names[0]} ended {done[0]} and {names[1]} {done[1]} of {task.repeats} repeats; the result may be looked "
             f"at from {repeats[0]} on. Finish the run."
         ]
-    items = min(task.data.items, plan.limit or task.data.items)
-    exam = pair(task, items, repeats[reached[-1]], answers, names)
+    exam = pair(task, plan.items(task), repeats[reached[-1]], answers, names)
     if isinstance(exam, list):
         return exam
     for name, outcome in zip(names, (exam.baseline_outcome, exam.candidate_outcome), strict=True):

@@ -48,7 +48,8 @@ def calibration(
     drawn: Ids, drawn_logprob: Logprobs, ids: Ids, logprobs: Logprobs, temperature: float, top_p: float
 ) -> Calibration:
     """``drawn`` and its logprob [n], and the most probable tokens [n, k], logprobs before temperature and top_p.
-    Raises ValueError for temperature 0 (see ``greedy``) and top_p out of range."""
+    Takes some 1.5 KB of memory a position: 100,000 are plenty. Raises ValueError for temperature 0 (see ``greedy``) and
+    top_p out of range."""
     if temperature <= 0 or not 0 < top_p <= 1:
         raise ValueError("needs a temperature above 0 and a top_p above 0, at most 1")
     if temperature > 1 or (temperature < 1 and top_p == 1):

@@ -18,10 +18,10 @@ from reports.render import words
 from reports.signoff.controls import controls
 from reports.signoff.coverage import exam_paths
 from reports.signoff.gates import GATES
-from reports.signoff.gates.evidence import COVERAGE, Evidence
+from reports.signoff.gates.evidence import Evidence
 from reports.signoff.gates.plan_kept import first_request
 from reports.signoff.parts import EvalsPart, Parts, ReplayPart, load
-from reports.signoff.result import Arm, Data, Fact, Gate, Part, Registered, Signoff
+from reports.signoff.result import Arm, Data, Fact, Gate, Part, PartName, Registered, Signoff
 from reports.stamps import stamps
 
 OUTPUTS = ("signoff.json", "signoff.md", "signoff.html", "report.json", "report.md", "report.html")
@@ -48,7 +48,7 @@ def signoff(run: Path) -> Signoff:
         measured_by=facts.measured_by,
         scope=list(_scope(parts, facts)),
         not_covered=list(_not_covered(parts)),
-        parts=[_replay_part(parts), _evals_part(parts)],
+        parts=[_replay_part(parts), _evals_part(parts), _parity_part(parts)],
         arms=[_arm(backend) for backend in facts.backends],
         differences=_differences(parts),
         unverified=list(dict.fromkeys(each for facts in _all_facts(parts) for each in facts.unverified)),
@@ -58,6 +58,7 @@ def signoff(run: Path) -> Signoff:
         controls=evidence.controls,
         gates=gates,
         tasks=parts.evals.accuracy.tasks if parts.evals is not None else [],
+        parity=parts.parity.parity if parts.parity is not None else None,
         speed=list(_speed(parts.replay)) if parts.replay is not None else [],
         deviations=list(_deviations(parts)),
         reproduction=list(_reproduction(parts)),
@@ -83,11 +84,11 @@ def _stamps(parts: Parts) -> list[str]:
 
 
 def _all_facts(parts: Parts) -> list[RunFacts]:
-    return [part.manifest for part in (parts.evals, parts.replay) if part is not None]
+    return [part.manifest for part in (parts.evals, parts.replay, parts.parity) if part is not None]
 
 
 def _facts(parts: Parts) -> RunFacts:
-    """The run's name and backends: as the evals saw them, else as the replay did."""
+    """The run's name and backends: as the evals saw them, else as the replay did, else as parity did."""
     return _all_facts(parts)[0]
 
 
@@ -138,6 +139,10 @@ def _scope(parts: Parts, facts: RunFacts) -> Iterator[Fact]:
             yield Fact("longest context in the evals", f"{longest:,} tokens, thoughts and answer included")
         sampling = evals.plan.tasks[0].sampling if evals.plan.tasks else {}
         yield Fact("sampling", ", ".join(f"{name} {value}" for name, value in sampling.items()))
+    if parts.parity is not None:
+        ran = ", ".join(each.id for each in parts.parity.parity.checks if each.outcome != "not run")
+        longest, budget = parts.parity.plan.max_context, parts.parity.plan.budget
+        yield Fact("output parity", f"{ran}: {budget} battery, up to {longest:,} tokens of context")
     if parts.replay is not None:
         plan = parts.replay.analysis.plan
         yield Fact("replayed traffic", f"{plan.lanes:,} lanes, {plan.sessions:,} sessions, {plan.api}")
@@ -158,12 +163,20 @@ def _not_covered(parts: Parts) -> Iterator[str]:
         "Any other model, weights, server version, GPU, parallel layout, KV-cache type, speculative setting, driver or "
         "image than above; more requests at once, and longer contexts."
     )
-    yield "Whether both backends emit the same tokens: corruption that is too sparse for a benchmark's score to show."
-    yield "Tool calls, structured output, images, and languages other than those of the benchmarks."
+    if parts.parity is None:
+        yield (
+            "Whether both backends emit the same tokens: corruption that is too sparse for a benchmark's score to show."
+        )
+    else:
+        for each in parts.parity.parity.not_covered:
+            yield f"Output parity: {each}"
+    ran = {each.id for each in parts.parity.parity.checks if each.outcome != "not run"} if parts.parity else set()
+    first = "Structured" if "D6" in ran else "Tool calls, structured"
+    yield f"{first} output, images, and languages other than those of the benchmarks."
     if parts.evals is not None:
         for task in parts.evals.plan.tasks:
             kind = KINDS[task.task]
-            asked = min(task.data.items, parts.evals.plan.limit or task.data.items)
+            asked = parts.evals.plan.items(task)
             if asked < kind.items:
                 yield f"The rest of {kind.title}: {asked:,} of its {kind.items:,} items were asked."
             for why, count in task.data.dropped.items():
@@ -171,32 +184,52 @@ def _not_covered(parts: Parts) -> Iterator[str]:
 
 
 def _replay_part(parts: Parts) -> Part:
-    replay = parts.replay
-    facts = replay.manifest if replay is not None else None
-    return Part(
-        name="replay",
-        title="Replay of recorded traffic",
-        measured=replay is not None,
-        measured_utc=facts.created_utc if facts is not None else None,
-        measured_by=facts.measured_by if facts is not None else "",
-        decodegate_version=facts.decodegate_version if facts is not None else None,
-        summary=words.headline(replay.analysis) if replay is not None else parts.missing["replay"],
-    )
+    replay, title = parts.replay, "Replay of recorded traffic"
+    if replay is None:
+        return _not_measured("replay", title, parts)
+    return _measured("replay", title, replay.manifest, words.headline(replay.analysis))
 
 
 def _evals_part(parts: Parts) -> Part:
-    evals = parts.evals
-    facts = evals.manifest if evals is not None else None
-    summary = ", ".join(f"{task.title} {task.outcome}" for task in evals.accuracy.tasks) if evals is not None else ""
+    evals, title = parts.evals, "Accuracy evals"
+    if evals is None:
+        return _not_measured("evals", title, parts)
+    summary = ", ".join(f"{task.title} {task.outcome}" for task in evals.accuracy.tasks)
+    return _measured("evals", title, evals.manifest, summary)
+
+
+def _measured(name: PartName, title: str, facts: RunFacts, summary: str) -> Part:
     return Part(
-        name="evals",
-        title="Accuracy evals",
-        measured=evals is not None,
-        measured_utc=facts.created_utc if facts is not None else None,
-        measured_by=facts.measured_by if facts is not None else "",
-        decodegate_version=facts.decodegate_version if facts is not None else None,
-        summary=summary or parts.missing.get("evals", ""),
+        name=name,
+        title=title,
+        measured=True,
+        measured_utc=facts.created_utc,
+        measured_by=facts.measured_by,
+        decodegate_version=facts.decodegate_version,
+        summary=summary,
     )
+
+
+def _not_measured(name: PartName, title: str, parts: Parts) -> Part:
+    return Part(
+        name=name,
+        title=title,
+        measured=False,
+        measured_utc=None,
+        measured_by="",
+        decodegate_version=None,
+        summary=parts.missing[name],
+    )
+
+
+def _parity_part(parts: Parts) -> Part:
+    parity, title = parts.parity, "Output parity"
+    if parity is None:
+        return _not_measured("parity", title, parts)
+    found = parity.parity
+    passed = sum(each.outcome == "PASS" for each in found.checks)
+    summary = f"{found.outcome}: {passed:,} of {len(found.checks):,} checks pass, {found.budget} battery"
+    return _measured("parity", title, parity.manifest, summary)
 
 
 def _arm(backend: Backend) -> Arm:
@@ -273,6 +306,9 @@ def _deviations(parts: Parts) -> Iterator[str]:
         for backend in analysis.backends:
             for why, count in backend.failures.items():
                 yield f"Replay, {backend.name}: {count:,} turns failed: {why}."
+    if parts.parity is not None:
+        for note in parts.parity.parity.notes:
+            yield f"Output parity: {note}."
     for facts in _all_facts(parts):
         for why in facts.unmatched_reasons:
             yield f"Measured although not matched ({facts.created_utc}): {why}."
@@ -300,7 +336,7 @@ def _deviations_of_evals(evals: EvalsPart) -> Iterator[str]:
 
 
 def _reproduction(parts: Parts) -> Iterator[Fact]:
-    yield Fact("command", f"decodegate signoff {parts.run.resolve().name}")
+    yield Fact("command", "decodegate signoff RUN")
     yield Fact("decodegate that measured", ", ".join(sorted({each.decodegate_version for each in _all_facts(parts)})))
     yield Fact("libraries", ", ".join(f"{name} {version}" for name, version in sorted(_versions(parts).items())))
     if parts.evals is not None:
@@ -310,6 +346,8 @@ def _reproduction(parts: Parts) -> Iterator[Fact]:
         yield Fact("seeds", ", ".join(seeds))
     if parts.replay is not None:
         yield Fact("replay's seed", str(parts.replay.analysis.plan.seed))
+    if parts.parity is not None:
+        yield Fact("output parity's seed", str(parts.parity.plan.seed))
     yield Fact("host", ", ".join(f"{name} {value}" for name, value in sorted(_facts(parts).host.items())))
 
 
@@ -328,7 +366,7 @@ ROLLOUT = [
     "Watch on the canary: acceptance by draft position (vllm:spec_decode_num_accepted_tokens_per_pos), share of "
     "replies that end at their length limit, repetition, requests with NaN logits (vllm:corrupted_requests with "
     "VLLM_COMPUTE_NANS_IN_LOGITS=1), share of tool calls that do not fit their schema, preemptions, and which path "
-    f"the decode steps take (at least {COVERAGE:.0%} specialised, or what was measured here does not hold).",
+    "the decode steps take (a share that is below the one measured here means that what is signed off does not run).",
     "Go back by starting the servers with decode_backend: auto; nothing else need change.",
     "Sign off again for a new image, vLLM or FlashInfer version, driver, weights or draft model, parallel layout, "
     "KV-cache type, speculative setting, or batch and context range.",
@@ -340,7 +378,7 @@ def inputs(run: Path) -> dict[str, str]:
     found = {}
     for path in sorted(run.rglob("*")):
         place = path.relative_to(run)
-        if not path.is_file() or _PRIVATE in place.parts or (len(place.parts) == 1 and place.name in OUTPUTS):
+        if not path.is_file() or _PRIVATE in place.parts or place.name.removesuffix(".tmp") in OUTPUTS:
             continue
         with path.open("rb") as file:
             found[place.as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,22 +11,10 @@ from reports.charts.chart import svg_of
 from reports.render import words
 from reports.render.page import TEMPLATES, template_of
 from reports.signoff.charts import by_context, forest
+from reports.signoff.grid import Grid, Row, plain
+from reports.signoff.parity_charts import by_stratum, survival
+from reports.signoff.parity_page import checks, divergences, fault, parity_facts, strata
 from reports.signoff.result import Control, ExamPath, Fact, Gate, Signoff
-
-
-class Row(msgspec.Struct, frozen=True):
-    """Cells are (text, what stands below it in smaller print). ``mark``: the row's class in HTML."""
-
-    cells: list[tuple[str, str]]
-    mark: str = ""
-
-
-class Grid(msgspec.Struct, frozen=True):
-    """A table in words. ``right``: columns of figures."""
-
-    head: list[str]
-    rows: list[Row]
-    right: tuple[int, ...] = ()
 
 
 class Benchmark(msgspec.Struct, frozen=True):
@@ -49,7 +37,11 @@ def html(signoff: Signoff) -> str:
     figures = {task.task: by_context(task, list(task.counts)) for task in signoff.tasks}
     charts = {name: [(each, svg_of(each.chart, each.id, each.title)) for each in of] for name, of in figures.items()}
     drops = (whole, svg_of(whole.chart, whole.id, whole.title)) if whole is not None else None
-    return template_of("signoff/page.html").render(css=css, charts=charts, drops=drops, **_context(signoff))
+    shown = [*survival(signoff.parity), *by_stratum(signoff.parity)] if signoff.parity is not None else []
+    parity = [(each, svg_of(each.chart, each.id, each.title)) for each in shown]
+    return template_of("signoff/page.html").render(
+        css=css, charts=charts, drops=drops, parity_charts=parity, **_context(signoff)
+    )
 
 
 def _context(signoff: Signoff) -> dict[str, object]:
@@ -73,9 +65,11 @@ def _context(signoff: Signoff) -> dict[str, object]:
         "gates": Grid(_GATES, [_gate(each) for each in signoff.gates], right=(2, 3)),
         "accuracy": _accuracy(signoff),
         "benchmarks": [_benchmark(task) for task in signoff.tasks],
+        "parity": [(title, grid) for title, grid in _parity(signoff) if grid.rows],
+        "parity_facts": parity_facts(signoff.parity) if signoff.parity is not None else [],
         "speed": _listed(signoff.speed),
         "reproduction": _listed(signoff.reproduction),
-        "inputs": _plain(["file", "SHA-256"], [list(each) for each in signoff.inputs.items()]),
+        "inputs": plain(["file", "SHA-256"], [list(each) for each in signoff.inputs.items()]),
     }
 
 
@@ -134,11 +128,35 @@ def _glance(signoff: Signoff) -> Grid:
     rows = [
         ("Gates", _tally(gates, "PASS", ("FAIL", "INCONCLUSIVE"))),
         ("Accuracy", "; ".join(map(_brief, signoff.tasks))),
+        ("Output parity", _parity_brief(signoff)),
         ("Decode path", f"decode tokens of {candidate}: {', '.join(shares)}" if shares else ""),
         ("Controls", _tally(controls, "held", ("did not hold", "not run"))),
         ("Speed", "; ".join(f"{each.name} {each.value}" for each in signoff.speed)),
     ]
     return Grid(["", ""], [Row([(name, ""), (found or "nothing is known", "")]) for name, found in rows])
+
+
+def _parity(signoff: Signoff) -> list[tuple[str, Grid]]:
+    """The tables of the section, with their titles."""
+    found = signoff.parity
+    if found is None:
+        return []
+    return [
+        ("Checks", checks(found)),
+        ("By batch, context and kind of request", strata(found)),
+        ("First divergence", divergences(found)),
+        ("Fault, expected check, seen, at which n", fault(found)),
+    ]
+
+
+def _parity_brief(signoff: Signoff) -> str:
+    found = signoff.parity
+    if found is None:
+        return ""
+    outcomes = [(each.outcome, each.id) for each in found.checks]
+    counted = _tally([each for each in outcomes if each[0] != "not run"], "PASS", ("FAIL", "INCONCLUSIVE"))
+    none = ", ".join(id for outcome, id in outcomes if outcome == "not run")
+    return f"{found.outcome}: {counted}" + (f"; not run: {none}" if none else "")
 
 
 def _tally(found: list[tuple[str, str]], good: str, others: tuple[str, str]) -> str:
@@ -158,13 +176,9 @@ def _brief(task: TaskVerdict) -> str:
     return f"{task.title} {task.outcome}, drop {_points(drop.value)}{most}, margin {_points(task.margin)}"
 
 
-def _plain(head: list[str], rows: list[list[str]], right: tuple[int, ...] = ()) -> Grid:
-    return Grid(head, [Row([(text, "") for text in cells]) for cells in rows], right)
-
-
 def _parts(signoff: Signoff) -> Grid:
     head = ["part", "", "begun", "by", "with decodegate", "what it says"]
-    return _plain(
+    return plain(
         head,
         [
             [
@@ -214,7 +228,7 @@ def _data(signoff: Signoff) -> Grid:
         ]
         for each in signoff.data
     ]
-    return _plain(head, rows, right=(3,))
+    return plain(head, rows, right=(3,))
 
 
 def _registered(signoff: Signoff) -> list[tuple[str, str]]:
@@ -237,7 +251,7 @@ def _registered(signoff: Signoff) -> list[tuple[str, str]]:
 def _planned(signoff: Signoff) -> Grid:
     head = ["benchmark", "items", "repeats", "seeds", "at once", "margin", "looks at", "sampling"]
     tasks = signoff.registered.plan.tasks if signoff.registered else []
-    return _plain(head, [_planned_row(each) for each in tasks], right=(1, 2, 3, 4, 5))
+    return plain(head, [_planned_row(each) for each in tasks], right=(1, 2, 3, 4, 5))
 
 
 def _planned_row(task: TaskPlan) -> list[str]:
@@ -392,7 +406,7 @@ def _measured(task: TaskVerdict, found: Measured) -> list[tuple[str, str]]:
         ("Variance of a score within its item", words.number(found.within)),
         (
             "Correlation of both backends at equal seeds",
-            f"{found.correlation:.2f}" if found.correlation else words.DASH,
+            f"{found.correlation:.2f}" if found.correlation is not None else words.DASH,
         ),
     ]
     if flips is not None:
@@ -404,7 +418,7 @@ def _measured(task: TaskVerdict, found: Measured) -> list[tuple[str, str]]:
 def _counts(task: TaskVerdict) -> Grid:
     kinds = Counts.__struct_fields__
     rows = [[name, *(words.count(getattr(of, kind)) for kind in kinds)] for name, of in task.counts.items()]
-    return _plain(["backend", *kinds], rows, right=tuple(range(1, len(kinds) + 1)))
+    return plain(["backend", *kinds], rows, right=tuple(range(1, len(kinds) + 1)))
 
 
 def _pairs(task: TaskVerdict) -> Grid:
@@ -415,13 +429,13 @@ def _pairs(task: TaskVerdict) -> Grid:
         [f"{baseline} right", words.count(table.both), words.count(table.baseline_only)],
         [f"{baseline} not right", words.count(table.candidate_only), words.count(table.neither)],
     ]
-    return _plain(["", f"{candidate} right", f"{candidate} not right"], rows, right=(1, 2))
+    return plain(["", f"{candidate} right", f"{candidate} not right"], rows, right=(1, 2))
 
 
 def _tests(found: Measured) -> Grid:
     head = ["test of", "share of the level", "p", "p over all looks", "Holm p, over all benchmarks"]
     rows = [[each.of, words.share(each.share), *map(_p, (each.p, each.overall_p, each.holm_p))] for each in found.tests]
-    return _plain(head, rows, right=(1, 2, 3, 4))
+    return plain(head, rows, right=(1, 2, 3, 4))
 
 
 def _strata(task: TaskVerdict, strata: list[Stratum]) -> Grid:

@@ -12,8 +12,11 @@ from evals.records import EvalPlan
 from replay.records import Difference
 from reports.accuracy.result import Outcome, TaskVerdict
 from reports.coverage import Source
+from reports.parity.result import Parity
 
-PartName = Literal["replay", "evals"]
+PartName = Literal["replay", "evals", "parity"]
+LimitIs = Literal["at least", "at most", ""]
+Unit = Literal["share", "points", "count", ""]
 
 SCHEMA_VERSION = 1
 
@@ -118,8 +121,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, in a sentence."""
     number: float | None = None
     limit: float | None = None
-    limit_is: Literal["at least", "at most", ""] = ""
-    unit: Literal["share", "points", "count", ""] = ""
+    limit_is: LimitIs = ""
+    unit: Unit = ""
     reasons: list[str] = []
     """Why it does not pass, or what is missing, each with what to do; empty if it passes."""
 
@@ -162,6 +165,9 @@ class Signoff(msgspec.Struct, frozen=True, kw_only=True):
     gates: list[Gate]
     tasks: list[TaskVerdict]
     """Per benchmark: N, repeats, means, interval, bound against margin, tests, counts, flips, strata."""
+    parity: Parity | None
+    """Per check: statistic, floor, bound, n, p, strata, smallest reproducer; survival curves; the fault that was put
+    in. Null if it was not measured."""
     speed: list[Fact]
     """Of the replay: P90 interactivity and its ratio, as its report has them."""
     deviations: list[str]

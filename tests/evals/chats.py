@@ -31,10 +31,12 @@ def completion(
     finish: str = "stop",
     at_ms: float = 0.0,
     prompt_ids: Sequence[int] | None = (1, 2),
+    fingerprint: str = "f1",
 ) -> list[Step]:
     """A whole reply as vLLM gives it."""
     message = {"role": "assistant", "content": content, "reasoning": reasoning}
     choice = {"index": 0, "message": message, "finish_reason": finish, "stop_reason": None, "token_ids": [5, 6, 7]}
     counted = usage(11, 3, completion_tokens_details={"reasoning_tokens": 2})
-    body = {"id": "c1", "object": "chat.completion", "choices": [choice], "usage": counted, "system_fingerprint": "f1"}
-    return reply(200, body | {"prompt_token_ids": prompt_ids}, at_ms=at_ms)
+    body = {"id": "c1", "object": "chat.completion", "choices": [choice], "usage": counted}
+    told = {"system_fingerprint": fingerprint, "prompt_token_ids": prompt_ids}
+    return reply(200, body | told, at_ms=at_ms)

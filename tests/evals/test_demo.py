@@ -10,13 +10,16 @@ import pytest
 
 import evals.cli
 from evals import demo, plan
+from evals.data import load
 from evals.records import EvalPlan
+from evals.tasks import TASKS
 from replay.backends import NAMES, emulator_settings
 from replay.emulator.eligibility import MAX_TOKENS
 from replay.emulator.exams import load as load_exams
 from replay.emulator.settings import fingerprint
 from replay.experiment import Experiment
-from reports.accuracy.drop import equal_weight
+from reports.accuracy.drop import equal_weight, t_alone
+from reports.accuracy.measure import cells_alike
 from reports.accuracy.power import repeats_for_bound, repeats_needed
 
 
@@ -61,12 +64,16 @@ def test_concurrency_is_within_the_specialised_path(planned: EvalPlan) -> None:
     assert max(task.concurrency for task in planned.tasks) <= MAX_TOKENS
 
 
-def test_sizes_are_designed(planned: EvalPlan) -> None:
+def test_sizes_are_designed(described: Experiment, planned: EvalPlan) -> None:
     """A pass is nine times of ten what equal backends of this quality get, by the tool's own formula; as luck is fixed,
     the demo gets it always."""
     for task in planned.tasks:
         right = demo._RIGHT[task.task]
         rates = np.full(task.data.items, right)
+        if task.task == "mrcr":
+            assert described.evals is not None
+            items = load("mrcr", described.evals.exams["mrcr"].data, subset=True).items
+            assert t_alone(cells_alike([str(TASKS["mrcr"].strata(item)) for item in items]), binary=False)
         needed = (
             repeats_needed(right * (1 - right), len(rates), task.margin, planned.alpha_pass)
             if task.task == "mrcr"

@@ -337,6 +337,27 @@ def test_br_45_a_request_without_reply_is_asked_again_after_an_interruption(scho
     assert {each.outcome for each in found} == {"right"}
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("r000.jsonl", "r000.jsonl:2 is damaged: .*Take the line out"),
+        ("r000.json", "r000.json is damaged: .*Delete it"),
+    ],
+)
+def test_damaged_records_are_named_when_a_run_is_taken_up_again(file: str, said: str, school: School) -> None:
+    school.sit()
+    folder = school.evals / "candidate" / "aime25"
+    if file.endswith("l"):
+        lines = (folder / file).read_bytes().splitlines(True)
+        (folder / file).write_bytes(b"".join([lines[0], b"{garbage\n", *lines[1:]]))
+        (folder / "r000.json").unlink()
+    else:
+        (folder / file).write_text("{")
+        (folder / "r001.json").unlink()
+    with pytest.raises(UserError, match=said):
+        school.sit(resume=True)
+
+
 def test_a_changed_plan_is_not_resumed(school: School) -> None:
     with pytest.raises(KeyboardInterrupt):
         school.sit(show=interrupt_at(2, 1))

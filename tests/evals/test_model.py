@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -102,6 +103,19 @@ def test_all_that_the_server_tells_is_kept(tmp_path: Path) -> None:
     assert (received.prompt_tokens, received.completion_tokens, received.reasoning_tokens) == (11, 3, 2)
     assert (received.fingerprint, received.prompt_token_ids, received.token_ids) == ("f1", [1, 2], [5, 6, 7])
     assert kept[0].attempts == 1
+
+
+def test_text_in_the_place_of_a_name_is_a_digest(tmp_path: Path) -> None:
+    """Finish reason and fingerprint go into records that others read."""
+
+    def quoting(body: dict[str, Any], request: Request) -> list[Step]:
+        return completion("so", finish=said(body), fingerprint=said(body))
+
+    kept, _ = sat(quoting, tmp_path)
+    digests = {each.received.reply.finish_reason for each in kept}
+    assert digests == {each.received.fingerprint for each in kept}
+    assert len(digests) == ITEMS
+    assert all(re.fullmatch("digest-[0-9a-f]{16}", each or "") for each in digests)
 
 
 def test_null_stays_null(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ where the server counts them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,31 +28,26 @@ COLD, WARM = "cold", "warm"
 
 
 def _cases(situation: Situation) -> list[Case]:
-    cuts = _cuts(situation)
-    asked = [
-        (cut, {"variant": variant, "batch": len(lot), "stratum": {"edge": f"{_around(cuts[cut], situation.block):+d}"}})
-        for lot in lots(len(cuts), width(situation, WIDTH))
-        for variant in (COLD, WARM)
-        for cut in lot
-    ]
+    wide = width(situation, WIDTH)
+    asked: list[tuple[int, dict[str, Any]]] = []  # tokens of the prompt, fields of the case
+    for offset in (-1, 0, 1):
+        cuts = [edge + offset for edge in _edges(situation)]
+        for lot in lots(len(cuts), wide):
+            for variant in (COLD, WARM):
+                how = {"variant": variant, "batch": len(lot), "stratum": {"edge": f"{offset:+d}"}}
+                asked += [(cuts[cut], how) for cut in lot]
     greedy = {"temperature": 0.0, "top_p": 1.0, "seed": None}
     return [
-        case(situation, "D5", number, cut, (cuts[cut], TOKENS), **greedy, **how)
-        for number, (cut, how) in enumerate(asked)
+        case(situation, "D5", number, cut, (cut, TOKENS), **greedy, **how) for number, (cut, how) in enumerate(asked)
     ]
 
 
-def _cuts(situation: Situation) -> list[int]:
-    """Lengths of prompts: at block edges, one token before and one after, from where there is something to hit."""
+def _edges(situation: Situation) -> list[int]:
+    """Where blocks end, from the second on: before it there is nothing to hit."""
     block, most = situation.block, situation.max_context - TOKENS - 1
     longest = min(max(LONGEST[situation.budget], 4 * block), most)
-    edges = np.unique(np.geomspace(2, max(2, longest // block), EDGES[situation.budget]).round().astype(int)) * block
-    return [int(edge) + offset for edge in edges for offset in (-1, 0, 1) if edge + offset <= most]
-
-
-def _around(length: int, block: int) -> int:
-    """Tokens from a length to the nearest block edge, negative before it."""
-    return (length + block // 2) % block - block // 2
+    edges = np.geomspace(2, max(2, longest // block), EDGES[situation.budget]).round().astype(int) * block
+    return [edge for edge in np.unique(edges).tolist() if edge <= most]
 
 
 async def _run(given: Given, cases: Sequence[Case]) -> None:

@@ -1,7 +1,6 @@
 """L2: long replies do not run into loops.
 
-Free runs beyond 8,192 tokens, EOS ignored, since few replies get there by themselves. The replies of L1 are judged by
-the same measures.
+Free runs beyond 8,192 tokens, EOS ignored, since few replies get there by themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ PROMPT = 64
 WIDTH = 8
 REPLIES: dict[Budget, int] = {"quick": 4, "standard": 16, "full": 64}
 """Five show a loop that every reply runs into."""
-TOKENS: dict[Budget, int] = {"quick": 1024, "standard": 10_240, "full": 20_480}
+TOKENS: dict[Budget, int] = {"quick": 512, "standard": 10_240, "full": 20_480}
 """Of which the last 2,048 are judged."""
 
 

@@ -9,6 +9,7 @@ from reports.signoff.gates import (
     hygiene,
     length_stops,
     one_difference,
+    parity,
     parts_measured,
     plan_kept,
     prompts_same,
@@ -26,5 +27,6 @@ GATES: list[Judge] = [
     exam_path.judge,
     controls_hold.judge,
     accuracy.judge,
+    parity.judge,
     replayed.judge,
 ]

@@ -8,7 +8,7 @@ import msgspec
 
 from reports.accuracy.result import Outcome
 from reports.signoff.parts import Parts
-from reports.signoff.result import Control, ExamPath, Gate
+from reports.signoff.result import Control, ExamPath, Gate, LimitIs, Unit
 
 COVERAGE = 0.90
 """Share of decode tokens that ran specialised on the candidate, of each benchmark and stratum, at least."""
@@ -40,23 +40,20 @@ def gate(
     harmed: bool = False,
     number: float | None = None,
     limit: float | None = None,
-    limit_is: str = "",
-    unit: str = "",
+    limit_is: LimitIs = "",
+    unit: Unit = "",
 ) -> Gate:
     """A gate that passes if nothing is ``missing``; otherwise it is INCONCLUSIVE, or FAIL if the candidate is
     ``harmed``."""
     outcome: Outcome = "PASS" if not missing else "FAIL" if harmed else "INCONCLUSIVE"
-    return msgspec.convert(
-        {
-            "id": id,
-            "title": title,
-            "outcome": outcome,
-            "said": said,
-            "number": number,
-            "limit": limit,
-            "limit_is": limit_is,
-            "unit": unit,
-            "reasons": missing,
-        },
-        Gate,
+    return Gate(
+        id=id,
+        title=title,
+        outcome=outcome,
+        said=said,
+        number=number,
+        limit=limit,
+        limit_is=limit_is,
+        unit=unit,
+        reasons=missing,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reports.accuracy.tasks import KINDS
-from reports.coverage import SPECIALISED
+from reports.coverage import MEASURED, SPECIALISED
 from reports.signoff.gates.evidence import COVERAGE, Evidence, gate
 from reports.signoff.result import ExamPath, Gate
 
@@ -36,16 +36,18 @@ def judge(evidence: Evidence) -> list[Gate]:
 
 
 def _why_not(path: ExamPath) -> str | None:
-    """Why a benchmark or stratum is not proved to have run specialised; None if it is."""
+    """Why a benchmark or stratum is not proved to have run specialised; None if it is. Decode tokens of answers that
+    the log does not cover count as none in ``at_least``."""
     where = KINDS[path.task].title + (f", {path.stratum}" if path.stratum else "")
-    if path.source not in ("step log", "emulator") or path.at_least is None or path.share is None:
-        return f"{where}: the server does not tell which path its decode steps took: use serve, or name its steps."
+    if path.source not in MEASURED or path.at_least is None or path.share is None:
+        return (
+            f"{where}: the server does not tell which path its decode steps took: let decodegate start it (serve), or "
+            f"name the folder of its step log (backends.{path.backend}.steps)."
+        )
     if path.counted != "specialised":
         return f"{where}: the steps of the server's log are {path.counted}, not specialised."
     if path.at_least < COVERAGE:
         why = ", ".join(f"{reason} ({share:.0%})" for reason, share in list(path.reasons.items())[:2])
         rest = f"; the rest: {why}" if why else ""
         return f"{where}: {path.at_least:.1%} of decode tokens are shown to have run specialised{rest}."
-    if path.answers < path.of_answers:
-        return f"{where}: the log covers {path.answers:,} of {path.of_answers:,} answers: run the others again."
     return None

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import msgspec
 from scipy import stats
 
-from evals.records import Answer
+from evals.records import DIED, Answer
 from replay.records import MetricsSample, Snapshot
+from reports.counters import deltas
+from reports.run import read
 from reports.signoff.gates.evidence import RETRIED_MORE, Evidence, gate
 from reports.signoff.parts import EvalsPart, Sitting
 from reports.signoff.result import Gate
@@ -18,25 +20,31 @@ _PREEMPTED = "vllm:num_preemptions"
 
 
 def judge(evidence: Evidence) -> list[Gate]:
-    """No answer from another server, no server changed in between, no more retries on the candidate, no logits that
-    are not numbers there and not on the baseline (which is FAIL)."""
+    """No answer from another server, no server changed or started anew in between, no more retries on the candidate, no
+    more logits that are not numbers (FAIL where the baseline is known to have none)."""
     evals = evidence.parts.evals
     if evals is None:
         return []
-    missing = [*_changed(evals), *_strangers(evals), *_retried(evals)]
-    corrupted = [_grown(evals, name, _CORRUPTED) for name in evals.names]
-    harmed = bool(corrupted[1]) and not corrupted[0]
-    if harmed:
+    readings = [each for sitting in evals.sittings if (each := _readings(sitting)) is not None]
+    missing = [*_changed(evals), *_restarted(readings), *_strangers(evals), *_retried(evals)]
+    corrupted = [_grown(readings, name, _CORRUPTED) for name in evals.names]
+    if corrupted[1] and (corrupted[0] is None or corrupted[1] > corrupted[0]):
         missing.append(
             f"{evals.names[1]}: {corrupted[1]:,} requests had logits that are not numbers ({_CORRUPTED}); "
-            f"{evals.names[0]} had none."
+            f"{evals.names[0]}: {_count(corrupted[0])}."
         )
-    preempted = [_grown(evals, name, _PREEMPTED) for name in evals.names]
+    preempted = [_grown(readings, name, _PREEMPTED) for name in evals.names]
     if preempted[1] and not preempted[0]:
         missing.append(
-            f"{evals.names[1]}: {preempted[1]:,} preemptions, {evals.names[0]} none: its KV cache is smaller, or more "
-            "was in it. Give both the same, and fewer requests at once."
+            f"{evals.names[1]}: {preempted[1]:,} preemptions, {evals.names[0]}: {_count(preempted[0])}. Its KV cache "
+            "is smaller, or more was in it: give both the same, and fewer requests at once."
         )
+    died = [_died(evals, name) for name in evals.names]
+    if died[1]:
+        missing.append(
+            f"{evals.names[1]}: its server ended by itself in {died[1]:,} sittings; of {evals.names[0]} in {died[0]:,}."
+        )
+    harmed = (bool(corrupted[1]) and corrupted[0] == 0) or (died[1] > 0 and died[0] == 0)
     said = "Something went wrong beside the answers." if missing else _said(evals, preempted, corrupted)
     return [gate("hygiene", "Hygiene", said, missing, harmed=harmed)]
 
@@ -51,6 +59,11 @@ def _said(evals: EvalsPart, preempted: list[int | None], corrupted: list[int | N
 
 def _count(value: int | None) -> str:
     return "not told" if value is None else f"{value:,}"
+
+
+def _died(evals: EvalsPart, backend: str) -> int:
+    """Sittings that ended with their server, and were gone on with."""
+    return len(list((evals.folder / backend).glob(f"*/r*/{DIED}")))
 
 
 def _answers(evals: EvalsPart, backend: str) -> list[Answer]:
@@ -92,7 +105,8 @@ def _changed(evals: EvalsPart) -> Iterator[str]:
         for sitting in evals.sittings:
             if sitting.repeat.backend != name:
                 continue
-            edges = [_snapshot(sitting, edge) for edge in ("before", "after")]
+            files = (sitting.folder / f"{edge}.json" for edge in ("before", "after"))
+            edges = [read(file, Snapshot) if file.exists() else None for file in files]
             for snapshot in edges:
                 for what, values in seen.items():
                     if snapshot is not None and (value := getattr(snapshot, what)) is not None:
@@ -106,35 +120,53 @@ def _changed(evals: EvalsPart) -> Iterator[str]:
                 yield f"{name}: its {what} changed from sitting to sitting: it was not one deployment."
 
 
-def _snapshot(sitting: Sitting, edge: str) -> Snapshot | None:
-    try:
-        return msgspec.json.decode((sitting.folder / f"{edge}.json").read_bytes(), type=Snapshot)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+class _Readings(msgspec.Struct, frozen=True):
+    """What a server's /metrics said at both edges of a sitting."""
+
+    sitting: Sitting
+    start: MetricsSample
+    end: MetricsSample
 
 
-def _grown(evals: EvalsPart, backend: str, counter: str) -> int | None:
-    """By how much a counter of a backend grew over all sittings; None where none tells it."""
-    found = [
-        after - before
-        for sitting in evals.sittings
-        if sitting.repeat.backend == backend and (edges := _edges(sitting, counter)) is not None
-        for before, after in [edges]
-    ]
-    return round(sum(found)) if found else None
-
-
-def _edges(sitting: Sitting, counter: str) -> tuple[float, float] | None:
+def _readings(sitting: Sitting) -> _Readings | None:
+    """None where /metrics was not read at one of the edges."""
     path = sitting.folder / "metrics.jsonl"
     if not path.exists():
         return None
-    at: dict[str, float] = {}
+    at: dict[str, MetricsSample] = {}
     for line in path.read_bytes().splitlines():
         try:
             sample = msgspec.json.decode(line, type=MetricsSample)
         except msgspec.MsgspecError:  # a last line that was torn
             continue
-        values = [value for name, _, value in sample.samples if name in (counter, f"{counter}_total")]
-        if sample.at != "between" and values:
-            at[sample.at] = sum(values)
-    return (at["start"], at["end"]) if len(at) == 2 else None
+        if sample.samples:
+            at[sample.at] = sample
+    return _Readings(sitting, at["start"], at["end"]) if {"start", "end"} <= at.keys() else None
+
+
+def _restarted(readings: list[_Readings]) -> Iterator[str]:
+    """Sittings in which a counter fell: the server, or one of its engines, was started anew."""
+    for each in readings:
+        if any(delta.reset for delta in deltas(each.start.samples, each.end.samples)):
+            repeat = each.sitting.repeat
+            yield (
+                f"{repeat.backend}: its server was started anew during {repeat.task} repeat {repeat.repeat}: see why "
+                "in its log."
+            )
+
+
+def _grown(readings: list[_Readings], backend: str, counter: str) -> int | None:
+    """By how much a counter of a backend grew over all sittings; None where none tells it."""
+    found = []
+    for each in readings:
+        if each.sitting.repeat.backend == backend:
+            before, after = _value(each.start, counter), _value(each.end, counter)
+            if before is not None and after is not None:
+                found.append(after - before if after >= before else after)
+    return round(sum(found)) if found else None
+
+
+def _value(sample: MetricsSample, counter: str) -> float | None:
+    """A counter, its series added up."""
+    values = [value for name, _, value in sample.samples if name in (counter, f"{counter}_total")]
+    return sum(values) if values else None

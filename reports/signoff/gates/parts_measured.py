@@ -8,7 +8,7 @@ from reports.signoff.result import Gate
 
 
 def judge(evidence: Evidence) -> list[Gate]:
-    """A replay, and evals with every benchmark: what was not measured cannot have passed."""
+    """A replay, evals with every benchmark, and output parity: what was not measured cannot have passed."""
     parts = evidence.parts
     missing = [f"{name}: {why}." for name, why in parts.missing.items()]
     if parts.evals is not None:
@@ -18,5 +18,5 @@ def judge(evidence: Evidence) -> list[Gate]:
             for name, kind in KINDS.items()
             if name not in planned
         ]
-    said = "Something was not measured." if missing else "A replay, and evals with every benchmark."
+    said = "Something was not measured." if missing else "A replay, evals with every benchmark, and output parity."
     return [gate("parts_measured", "Every part was measured", said, missing)]

@@ -21,6 +21,11 @@ def judge(evidence: Evidence) -> list[Gate]:
             "now may have been chosen after the answers were seen. Run the evals again, in a new folder."
         )
     first = first_request(evals, evals.names[1])
+    if untimed := _untimed(evals, evals.names[1]):
+        missing.append(
+            f"{untimed:,} answers of {evals.names[1]} do not say when they were asked for: that the plan was there "
+            "before is not shown. Run the evals again, in a new folder."
+        )
     registered = datetime.fromisoformat(evals.plan.registered_utc)
     if first is not None and registered > first:
         missing.append(
@@ -34,6 +39,15 @@ def judge(evidence: Evidence) -> list[Gate]:
 def _said(registered: datetime, first: datetime | None) -> str:
     asked = f", the candidate's first request sent at {first.isoformat(timespec='seconds')}" if first else ""
     return f"Registered at {registered.isoformat()}{asked}; its hash is the recorded one."
+
+
+def _untimed(evals: EvalsPart, backend: str) -> int:
+    return sum(
+        answer.sent_unix_s is None
+        for sitting in evals.sittings
+        if sitting.repeat.backend == backend
+        for answer in sitting.answers
+    )
 
 
 def first_request(evals: EvalsPart, backend: str) -> datetime | None:

@@ -35,6 +35,8 @@ def judge(evidence: Evidence) -> list[Gate]:
                 )
     if unseen:
         missing.append(f"{unseen:,} pairs of prompts cannot be compared: a server told neither token ids nor usage.")
+    if not missing and not by_ids and not by_count:
+        missing.append("Not one prompt was answered on both backends: run the evals to their end.")
     said = [f"{by_ids:,} pairs of prompts have equal token ids" if by_ids else "no token ids were told"]
     if by_count:
         said.append(f"{by_count:,} equal numbers of tokens")

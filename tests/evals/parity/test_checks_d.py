@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from evals.faults import proxy
 from evals.parity.asking import groups
 from evals.parity.check import Budget, Check, Given, Situation
 from evals.parity.checks import (
@@ -26,7 +27,7 @@ from evals.parity.checks import (
     s1_acceptance,
 )
 from evals.parity.endpoint import Ask, Chat, ChatReply, Generation, Need
-from evals.parity.http import connect
+from evals.parity.http import Server
 from evals.parity.http_replies import nothing
 from evals.parity.local import Local
 from evals.parity.prompts import prompt
@@ -153,6 +154,7 @@ def test_cases_are_the_same_again_and_fit(check: Check, budget: Budget, changes:
         assert {each.batch for each in group} == {len(group)}
         assert len(group) <= most
         assert len({each.variant for each in group}) == 1
+        assert len({str(each.stratum) for each in group}) == 1
     for each in cases:
         assert each.output_tokens > 0
         assert each.prompt_tokens + each.output_tokens <= at.max_context
@@ -380,7 +382,7 @@ GOOD = '{"lamp": "hall", "switch": true}'
         ([("check_stock", '{"article": "kettle", "shop": "Zellbach"}')], None, "stop", "named", "another tool"),
         ([("set_lamps", GOOD)], None, "tool_calls", "auto", "undeclared tool"),
         ([("set_lamp", GOOD), ("set_lamp", GOOD[:9])], None, "tool_calls", "auto", "arguments are no JSON"),
-        ([("set_lamp", "")], None, "length", "required", "arguments are no JSON"),
+        ([("set_lamp", "")], None, "length", "required", "the limit of tokens cut it"),
         ([("set_lamp", '{"lamp": "hall"}')], None, "tool_calls", "auto", "arguments do not fit"),
         ([("set_lamp", '{"lamp": "hall", "switch": 1}')], None, "tool_calls", "auto", "arguments do not fit"),
         ([("set_lamp", GOOD[:-1] + ', "x": 1}')], None, "tool_calls", "auto", "arguments do not fit"),
@@ -473,8 +475,8 @@ def test_l1_asks_questions_where_there_are_chats() -> None:
 
 def test_l2_replies_go_on_to_the_limit() -> None:
     _, kept = measured(l2_repetition.CHECK, Fake())
-    assert {reply.ids for reply in kept.replies.values()} == {1024 - l2_repetition.PROMPT}
-    assert all(each.ids.size == 960 for each in kept.generations.values())
+    assert {reply.ids for reply in kept.replies.values()} == {512}
+    assert all(each.ids.size == 512 for each in kept.generations.values())
 
 
 # -- S1
@@ -513,21 +515,27 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[process.Emula
     process.stop(running)
 
 
+def measured_over_http(check: Check, url: str, fault: str | None = None) -> tuple[list[Case], Kept]:
+    async def run() -> None:
+        async with proxy(url, fault) as front:
+            server = Server(front, EmulatorSettings().model, {}, Limits())
+            await check.run(Given(server, prompts, {}, kept), cases)
+
+    # the emulator knows no stop ids
+    cases, kept = [each for each in check.cases(CHATTING) if each.variant != "stop"], Kept()
+    asyncio.run(run())
+    assert kept.replies.keys() == {each.number for each in cases}
+    assert {reply.error for reply in kept.replies.values()} == {None}
+    return cases, kept
+
+
 @pytest.mark.parametrize(
     "check",
     [d1_streams.CHECK, d2_lengths.CHECK, d4_neighbours.CHECK, d5_prefix.CHECK, d6_tools.CHECK, s1_acceptance.CHECK],
     ids=lambda check: check.id,
 )
 def test_a_sound_server_has_no_problem(check: Check, emulator: process.Emulator) -> None:
-    async def run() -> None:
-        server = await connect(emulator.url, "emulated", {}, Limits())
-        assert check.needs <= server.has
-        await check.run(Given(server, prompts, {}, kept), cases)
-
-    cases, kept = check.cases(CHATTING), Kept()
-    asyncio.run(run())
-    assert kept.replies.keys() == {each.number for each in cases}
-    assert {reply.error for reply in kept.replies.values()} == {None}
+    cases, kept = measured_over_http(check, emulator.url)
     assert not problems(kept)
     if check is d1_streams.CHECK:
         assert {each.text_agrees for each in by_variant(cases, kept, "stream")} == {True}
@@ -538,3 +546,33 @@ def test_a_sound_server_has_no_problem(check: Check, emulator: process.Emulator)
         told = [reply for reply in kept.replies.values() if reply.drafts is not None]
         assert len(told) == s1_acceptance.WINDOWS["quick"]
         assert all(one >= other for each in told for one, other in pairwise([each.drafts, *each.accepted]))
+
+
+@pytest.mark.parametrize(
+    ("check", "fault", "variant", "problem", "share"),
+    [
+        (d1_streams.CHECK, "drop-last-chunk", "stream", "usage counts 32 tokens, 31 came", 1.0),
+        (d2_lengths.CHECK, "truncate-at:10", "free", "64 tokens asked for, 10 came", 1.0),
+        (d6_tools.CHECK, "cut-tools:0.2", "named", "arguments are no JSON", 0.2),
+        (d7_garbage.CHECK, "nan-zero:0.1", "ids", "one token 12 times in a row", 0.1),
+    ],
+    ids=["D1", "D2", "D6", "D7"],
+)
+def test_a_proxy_s_fault_is_on_record(
+    check: Check, fault: str, variant: str, problem: str, share: float, emulator: process.Emulator
+) -> None:
+    cases, kept = measured_over_http(check, emulator.url, fault)
+    found = [reply.problem for reply in by_variant(cases, kept, variant)]
+    assert found.count(problem) / len(found) == pytest.approx(share, rel=0.5)
+    assert set(found) <= {problem, None}
+
+
+@pytest.mark.parametrize(
+    ("fault", "again", "other"), [("ignore-seed", (0, 20), (0, 20)), ("shared-seed", (20, 20), (20, 20))]
+)
+def test_seeds_that_a_proxy_takes_away(
+    fault: str, again: tuple[int, int], other: tuple[int, int], emulator: process.Emulator
+) -> None:
+    cases, kept = measured_over_http(d4_neighbours.CHECK, emulator.url, fault)
+    assert pairs_alike(cases, kept, "first", "again") == again
+    assert pairs_alike(cases, kept, "first", "other seed") == other

@@ -394,6 +394,15 @@ def test_nobody_joins_or_leaves_in_the_middle_of_long_replies() -> None:
     assert not any(changed(one, other).size for (one,), (other,) in zip(sound, faulty, strict=True))
 
 
+def test_steps_count_on_from_call_to_call() -> None:
+    """So that a race strikes elsewhere when the same is asked again."""
+    asked = Ask(prompt=some_prompts(1)[0], max_tokens=100)
+    ((sound,),) = asyncio.run(Local().generate([asked]))
+    asked, endpoint = msgspec.structs.replace(asked, force=sound.ids.tolist()), Local(["race:0.2"])
+    ((first,),), ((second,),) = (asyncio.run(endpoint.generate([asked])) for _ in range(2))
+    assert changed(first, second).size > 10
+
+
 def test_prefixes_are_shared_by_equal_salts_in_whole_blocks() -> None:
     prompt = prompts.prompt(3, 100, WORDS)
 

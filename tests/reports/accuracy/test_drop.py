@@ -110,6 +110,30 @@ def test_cells_of_unlike_size_weigh_alike() -> None:
     assert (found.baseline, found.value) == (pytest.approx(0.5), pytest.approx(0.5))
 
 
+def test_a_drop_in_a_stratum_of_few_items_passes_no_more_often_than_another() -> None:
+    """Seven bins of 100 items and one of 2, which is a quarter of the error and all of the drop: t takes those two for
+    as certain as 702, and alone would pass a drop of the margin twice as often as one time of twenty."""
+    rng, margin, repeats = np.random.default_rng(0), 0.03, 5
+    cell = [str(bin) for bin in range(7) for _ in range(100)] + ["few"] * 2
+    weight, few = cells_alike(cell), np.array(cell) == "few"
+    passed = {"t": 0, "both": 0}
+    runs = 1000
+    for _ in range(runs):
+        rates = rng.beta(1.3, 0.7, len(cell))
+        rates[few] = rng.uniform(8 * margin, 1, 2)
+        worse = np.where(few, rates - 8 * margin, rates)
+        baseline, candidate = (
+            (rng.random((len(cell), repeats)) < chance[:, None]).astype(float) for chance in (rates, worse)
+        )
+        found = drop(baseline, candidate, weight, binary=False)
+        assert found.bound_t is not None
+        assert found.bound is not None
+        passed["t"] += found.bound_t <= margin
+        passed["both"] += found.bound <= margin
+    assert passed["both"] <= (0.05 + 2.33 * math.sqrt(0.05 * 0.95 / runs)) * runs
+    assert passed["t"] > 0.1 * runs
+
+
 def test_variance_and_correlation_by_hand() -> None:
     baseline, candidate = np.array([[1.0, 0], [1, 1]]), np.array([[1.0, 0], [0, 1]])
     assert within_variance(baseline) == pytest.approx(0.25)  # (.5 + 0) / 2

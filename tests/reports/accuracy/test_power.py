@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from reports.accuracy.cli import power as power_verb
 from reports.accuracy.drop import equal_weight
 from reports.accuracy.power import (
     repeats_for_bound,
@@ -14,6 +15,7 @@ from reports.accuracy.power import (
     standard_error,
 )
 from tests.reports.accuracy.exams import aime
+from workloads.errors import UserError
 
 
 def binary(mean: float) -> float:
@@ -80,3 +82,22 @@ def test_the_bound_that_judges_asks_for_more_than_the_plain_formula() -> None:
 def test_repeats_go_with_the_square_of_the_error() -> None:
     assert repeats_for_error(0.02, 8, 0.02 * 2.92641, 0.05) == 8
     assert repeats_for_error(0.04, 8, 0.02 * 2.92641, 0.05) == 32
+
+
+def test_the_verb_says_what_the_design_notes_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """accuracy.md (d): AIME25 of mean .95 needs 136, 34 and 16 repeats to pass at 1, 2 and 3 points, and 207, 52 and 23
+    to fail; GPQA-Diamond of mean .94 25, 7 and 3."""
+    power_verb("aime25", mean=0.95)
+    told = capsys.readouterr().out
+    rows = [line.split() for line in told.splitlines() if "points" in line]
+    assert [row[-2:] for row in rows[:3]] == [["136", "207"], ["34", "52"], ["16", "23"]]
+    power_verb("gpqa_diamond", mean=0.94)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "points" in line]
+    assert [row[-2] for row in rows[:3]] == ["25", "7", "3"]
+
+
+def test_the_verb_needs_to_know_how_answers_vary() -> None:
+    with pytest.raises(UserError, match="give --mean"):
+        power_verb("aime25")
+    with pytest.raises(UserError, match="lies between 0 and 1"):
+        power_verb("aime25", mean=95)

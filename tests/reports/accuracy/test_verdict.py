@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 import polars as pl
 import pytest
+from scipy import stats
 
 from reports.accuracy.answers import COLUMNS
 from reports.accuracy.drop import Floats
+from reports.accuracy.looks import level_at
 from reports.accuracy.result import Accuracy, Counts, Flips, Table
 from reports.accuracy.verdict import judge
 from tests.reports.accuracy.exams import BINS, Exam, aime, answers, gpqa, harmed, mrcr, plan, sit
@@ -104,6 +106,19 @@ def test_early_pass_from_half_on() -> None:
     assert half.outcome == "PASS"
     assert half.tasks[0].measured is not None
     assert half.tasks[0].measured.level == pytest.approx(0.0055, abs=1e-4)  # z = 2.54
+
+
+def test_repeats_are_counted_for_the_last_look() -> None:
+    """An early look's stricter level asks for no new run where finishing this one will do."""
+    exam = aime(40)
+    found = verdict(exam, exam.rates, seed=6, looks=QUARTERS, repeats=20)
+    measured = found.tasks[0].measured
+    assert measured is not None
+    assert measured.repeats_needed is not None
+    z, last_z = (stats.norm.isf([level, 0.1]).sum() for level in (measured.level, level_at(0.05, QUARTERS, 3)))
+    assert measured.repeats_needed <= 40 < measured.repeats_needed * (z / last_z) ** 2
+    assert found.outcome == "INCONCLUSIVE"
+    assert found.reasons[0].endswith("20 of 40 repeats were judged: finish the run.")
 
 
 def test_a_limit_can_pass_nothing() -> None:

@@ -470,6 +470,7 @@ _WHOLE = Signoff(
     controls=_CONTROLS,
     gates=[],
     tasks=[],
+    parity=None,
     speed=[
         Fact("P90 interactivity, baseline", "64.1 tokens/s"),
         Fact("P90 interactivity, candidate", "90.5 tokens/s"),

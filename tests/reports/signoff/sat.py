@@ -36,7 +36,11 @@ def exam(task: TaskName, items: int, repeats: int, rate: float, margin: float = 
 
 def backend(name: str, **changes: Any) -> Backend:
     decode = "latency_specialized" if name == "candidate" else "auto"
-    settings = {"model": "kimi-k3", "version": "0.33.0", "fingerprint": f"vllm-{name}"}
+    settings: dict[str, str | int | float | bool | None] = {
+        "model": "kimi-k3",
+        "version": "0.33.0",
+        "fingerprint": f"vllm-{name}",
+    }
     made = Backend(
         name=name,
         decode_backend=decode,

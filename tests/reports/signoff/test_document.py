@@ -42,7 +42,7 @@ def test_harm_is_a_fail_whatever_else_is_missing(harmed: Path) -> None:
         "AIME25 5, GPQA-Diamond 5, MRCR 5; measured 2026-12-01 by ada@lab with decodegate"
     ), found.line
     assert [reason.split(":")[0] for reason in found.reasons] == ["GPQA-Diamond"]
-    assert [part.measured for part in found.parts] == [False, True]
+    assert [part.measured for part in found.parts] == [False, True, False]
 
 
 def test_a_missing_part_is_inconclusive(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from evals.records import Answer, EvalPlan
+from evals.records import DIED, Answer, EvalPlan
 from replay.records import Difference, Snapshot
 from reports.signoff.controls import controls
 from reports.signoff.document import verdict
@@ -25,7 +25,7 @@ from reports.signoff.gates import (
     prompts_same,
 )
 from reports.signoff.gates.evidence import Evidence, Judge
-from reports.signoff.parts import load
+from reports.signoff.parts import ReplayPart, load
 from reports.signoff.result import ExamPath, Gate
 from tests.reports.accuracy.exams import plan
 from tests.reports.signoff import sat
@@ -66,7 +66,8 @@ def test_what_was_not_measured_cannot_pass(tmp_path: Path) -> None:
     gate = judged(parts_measured.judge, sat.write(tmp_path / "run", EXAMS[:2]))
     assert gate.outcome == "INCONCLUSIVE"
     assert "decodegate compare" in gate.reasons[0]
-    assert "MRCR was not planned" in gate.reasons[1]
+    assert "decodegate parity" in gate.reasons[1]
+    assert "MRCR was not planned" in gate.reasons[2]
 
 
 def test_nothing_at_all_is_an_error(tmp_path: Path) -> None:
@@ -172,11 +173,52 @@ def counted(run: Path, backend: str, **grown: float) -> None:
 def test_logits_that_are_not_numbers_on_the_candidate_alone_fail(tmp_path: Path) -> None:
     run = sat.write(tmp_path / "run", EXAMS)
     counted(run, "candidate", corrupted_requests=2, num_preemptions=0)
+    counted(run, "baseline", corrupted_requests=0, num_preemptions=0)
     gate = judged(hygiene.judge, run)
     assert gate.outcome == "FAIL"
     assert "2 requests had logits that are not numbers" in gate.reasons[0]
     counted(run, "baseline", corrupted_requests=2, num_preemptions=0)
     assert judged(hygiene.judge, run).outcome == "PASS"
+
+
+@pytest.mark.parametrize("baseline", [{"num_preemptions": 0}, {"num_preemptions": 0, "corrupted_requests": 1}])
+def test_more_logits_that_are_not_numbers_are_no_pass(baseline: dict[str, float], tmp_path: Path) -> None:
+    """On a baseline that does not count them, or has some, they prove no harm."""
+    run = sat.write(tmp_path / "run", EXAMS)
+    counted(run, "candidate", corrupted_requests=2, num_preemptions=0)
+    counted(run, "baseline", **baseline)
+    gate = judged(hygiene.judge, run)
+    assert gate.outcome == "INCONCLUSIVE"
+    assert gate.reasons[0].endswith(f"baseline: {baseline.get('corrupted_requests', 'not told')}.")
+
+
+def test_a_server_that_was_started_anew(tmp_path: Path) -> None:
+    """Its counters begin at 0 again."""
+    run = sat.write(tmp_path / "run", EXAMS)
+    counted(run, "candidate", generation_tokens=-4, num_preemptions=0)
+    counted(run, "baseline", generation_tokens=900, num_preemptions=0)
+    gate = judged(hygiene.judge, run)
+    assert gate.outcome == "INCONCLUSIVE"
+    assert gate.reasons == ["candidate: its server was started anew during aime25 repeat 0: see why in its log."]
+
+
+def test_a_damaged_snapshot_is_named(tmp_path: Path) -> None:
+    run = sat.write(tmp_path / "run", EXAMS)
+    (run / "evals" / "candidate" / "aime25" / "r000" / "after.json").write_text("{")
+    with pytest.raises(UserError, match=r"after\.json is damaged"):
+        judged(hygiene.judge, run)
+
+
+def test_a_candidate_whose_server_ended_by_itself_fails(tmp_path: Path) -> None:
+    """And was gone on with: the answers are all there."""
+    run = sat.write(tmp_path / "run", EXAMS)
+    for name, wanted in (("candidate", "FAIL"), ("baseline", "INCONCLUSIVE")):
+        interrupted = run / "evals" / name / "aime25" / "r001.interrupted-1"
+        interrupted.mkdir()
+        (interrupted / DIED).write_text("out of memory")
+        gate = judged(hygiene.judge, run)
+        assert gate.outcome == wanted
+        assert "its server ended by itself in 1 sittings" in gate.reasons[0]
 
 
 def test_preemptions_of_the_candidate_alone(tmp_path: Path) -> None:
@@ -208,6 +250,19 @@ def test_answers_that_were_cut_off(tmp_path: Path) -> None:
     assert "AIME25: 3.3% of the baseline's answers" in gate.reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("judge", "told"),
+    [(prompts_same.judge, "Not one prompt was answered on both"), (length_stops.judge, "The baseline has no answers.")],
+)
+def test_nothing_to_look_at_is_no_pass(judge: Judge, told: str, tmp_path: Path) -> None:
+    run = sat.write(tmp_path / "run", EXAMS)
+    for ended in (run / "evals" / "baseline").glob("*/r*.json"):
+        ended.unlink()
+    gate = judged(judge, run)
+    assert (gate.outcome, gate.number) == ("INCONCLUSIVE", None)
+    assert told in gate.reasons[0]
+
+
 def test_exams_that_ran_specialised(tmp_path: Path) -> None:
     run = sat.write(tmp_path / "run", EXAMS)
     whole = [path("aime25"), path("gpqa_diamond"), path("mrcr"), path("mrcr", stratum="4k-8k", at_least=0.91)]
@@ -223,7 +278,6 @@ def test_exams_that_ran_specialised(tmp_path: Path) -> None:
         ({"source": "prediction", "counted": "predicted to fit the specialised path"}, "the server does not tell"),
         ({"counted": "pure decode in FULL graphs"}, "are pure decode in FULL graphs, not specialised"),
         ({"at_least": 0.89}, "89.0% of decode tokens are shown to have run specialised; the rest: prompt rows"),
-        ({"answers": 100}, "the log covers 100 of 240 answers"),
     ],
 )
 def test_exams_that_are_not_shown_to_have_run_specialised(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -250,17 +304,38 @@ def test_a_harmed_benchmark_fails_and_is_named(tmp_path: Path) -> None:
     assert verdict(list(gates.values())) == "FAIL"
 
 
-def test_a_benchmark_that_passes_would_not_with_a_drop_put_in(tmp_path: Path) -> None:
+def test_a_benchmark_that_passes_fails_with_a_drop_put_in(tmp_path: Path) -> None:
     """The control of the verdict on these very answers; and a backend against itself."""
     sure = [sat.exam("aime25", 30, 16, 0.98), sat.exam("gpqa_diamond", 60, 16, 0.97)]
     found = evidence(sat.write(tmp_path / "run", sure))
     assert [gate.outcome for gate in accuracy.judge(found)] == ["PASS", "PASS"]
     struck = [each for each in found.controls if "struck out" in each.name]
-    assert [(each.seen != "PASS", each.holds) for each in struck] == [(True, True)] * 2
+    assert [(each.seen, each.holds) for each in struck] == [("FAIL", True)] * 2
     itself = [each for each in found.controls if "odd ones" in each.name]
     assert [each.holds for each in itself] == [True] * 4
     (gate,) = controls_hold.judge(found)
     assert gate.outcome == "PASS"
+
+
+def test_a_drop_is_put_in_from_the_baseline_down(tmp_path: Path) -> None:
+    """A candidate that is better by more than the margin loses that too: the control finds the drop all the same."""
+    found = evidence(sat.write(tmp_path / "run", [sat.exam("aime25", 30, 16, 0.8)], {"aime25": np.full(30, 0.97)}))
+    assert [gate.outcome for gate in accuracy.judge(found)] == ["PASS"]
+    (struck,) = (each for each in found.controls if "struck out" in each.name)
+    assert (struck.expected, struck.seen, struck.holds) == ("FAIL", "FAIL", True)
+
+
+def test_the_start_up_control_of_either_part_counts(tmp_path: Path) -> None:
+    run = sat.write(tmp_path / "run", EXAMS, start_up_control="unknown decode_backend")
+    parts = load(run)
+    assert parts.evals is not None
+    silent = REPLACED(parts.evals.manifest, start_up_control="")
+    for said, wanted in ((parts.evals.manifest, True), (silent, None)):
+        evals = REPLACED(parts.evals, manifest=said)
+        assert controls(REPLACED(parts, evals=evals))[0].holds is wanted
+    replay = ReplayPart(manifest=parts.evals.manifest, analysis=None)  # type: ignore[arg-type]
+    told = REPLACED(parts, evals=REPLACED(parts.evals, manifest=silent), replay=replay)
+    assert controls(told)[0].seen == "refused: unknown decode_backend"
 
 
 def test_a_backend_that_does_not_agree_with_itself(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""V4: hygiene. All were answered, by servers that did not change, and no reply is another arm's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from evals.records import ArmName
+from reports.parity.arms import BASELINES, Arms, share
+from reports.parity.result import Seen
+
+CHECK = "V4"
+_SAMPLED = "D3"
+"""The check with unseeded replies."""
+_CHANCE = 1e-6
+"""Of being drawn once more, by its own logprobs, that an unseeded reply may have to be no other's by chance."""
+
+
+def judge(arms: Arms) -> Seen:
+    """Harm is a larger share of requests that failed than the baseline's, or an unseeded reply that is another arm's,
+    token for token, where the baseline's own arms share none."""
+    failed = {arm: _failed(arms, arm) for arm in (*BASELINES, *arms.candidates)}
+    floor = [each for arm in BASELINES for each in failed[arm]]
+    measures = [share("requests that failed", f"{arm}-A", failed[arm], floor) for arm in arms.candidates]
+    missing = []
+    for arm in failed:
+        whys = Counter(
+            reply.error
+            for (each, _), sheet in arms.records.sheets.items()
+            if each == arm
+            for reply in sheet.replies
+            if reply.error is not None
+        )
+        if whys:
+            said = ", ".join(f"{count:,} x {why}" for why, count in whys.most_common(3))
+            missing.append(f"{arm}: requests got no reply: {said}. Go on with --resume in a new run.")
+        starts = {sheet.run.server for (each, _), sheet in arms.records.sheets.items() if each == arm}
+        if len(starts) > 1:
+            missing.append(f"{arm}: its server was started {len(starts)} times: it was interrupted, and gone on with.")
+    own = _shared(arms, BASELINES[0], BASELINES[1])
+    broken = [
+        f"{arm}: {count:,} replies, sampled without a seed, are those of {base}, token for token: a cache answered."
+        for arm in arms.candidates
+        for base in BASELINES
+        if (count := _shared(arms, base, arm)) and not own
+    ]
+    asked = sum(len(each) for each in failed.values())
+    return Seen(said=f"{asked:,} requests.", measures=measures, missing=missing, broken=broken)
+
+
+def _failed(arms: Arms, arm: ArmName) -> list[bool]:
+    return [
+        reply.error is not None
+        for (each, _), sheet in arms.records.sheets.items()
+        if each == arm
+        for reply in sheet.replies
+    ]
+
+
+def _shared(arms: Arms, one: ArmName, other: ArmName) -> int:
+    """Unseeded replies with the same ids that are not so by chance."""
+    if {one, other} - set(arms.records.arms(_SAMPLED)):
+        return 0
+    mine, theirs = arms.replies(_SAMPLED, one), arms.replies(_SAMPLED, other)
+    return sum(mine[at].ids_hash == theirs[at].ids_hash for at in _rare(arms, one) & mine.keys() & theirs.keys())
+
+
+def _rare(arms: Arms, arm: ArmName) -> set[tuple[int, int]]:
+    """Case and repeat of the unseeded replies that are hardly drawn twice: sharp distributions say much the same again,
+    however long."""
+    cases = arms.cases(_SAMPLED)
+    log_top_p = {number: np.log(case.top_p) for number, case in cases.items() if case.seed is None and case.temperature}
+    if not log_top_p:
+        return set()
+    sheet = arms.records.sheets[arm, _SAMPLED]
+    found = sheet.positions(min(log_top_p), max(log_top_p), lists=False).of({each: each for each in log_top_p})
+    replies, which = np.unique(found.key >> 32, return_inverse=True)
+    chance = np.bincount(which, found.logprob - np.array([log_top_p[case] for case in found.case.tolist()]))
+    return {(reply >> 16, reply & 0xFFFF) for reply in replies[chance < np.log(_CHANCE)].tolist()}
