@@ -56,6 +56,7 @@ class Ask(msgspec.Struct, kw_only=True):
     temperature: float
     seed: int | None
     stops: tuple[str, ...]
+    stop_ids: frozenset[int] = frozenset()
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -99,6 +100,7 @@ class _Sampling(msgspec.Struct, kw_only=True):
     temperature: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -242,6 +244,7 @@ def _sampled(body: _Sampling, api: Api, prompt: NDArray[np.int32], max_tokens: i
         temperature=1.0 if body.temperature is None else body.temperature,
         seed=body.seed,
         stops=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
+        stop_ids=frozenset(body.stop_token_ids or ()),
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
@@ -292,7 +295,7 @@ def generate(data: bytes) -> Ask:
         # As in vLLM a replay ends with its trace, whatever could end a reply before.
         ask.trace = tuple(asked.trace_decode_token_ids)
         ask.max_tokens = min(len(ask.trace), ask.max_tokens if ask.max_tokens is not None else len(ask.trace))
-        ask.min_tokens, ask.ignore_eos, ask.stops = 0, True, ()
+        ask.min_tokens, ask.ignore_eos, ask.stops, ask.stop_ids = 0, True, (), frozenset()
     return ask
 
 

@@ -52,6 +52,7 @@ class Sequence:
         "script",
         "seed",
         "specialised_tokens",
+        "stop_ids",
         "stop_reason",
         "stops",
         "tail",
@@ -70,6 +71,7 @@ class Sequence:
         may_end: bool = False,
         seed: int = 0,
         stops: tuple[str, ...] = (),
+        stop_ids: frozenset[int] = frozenset(),
         answer_from: int = 0,
         script: Tokens[int] = (),
         at_once: int = 1,
@@ -89,6 +91,7 @@ class Sequence:
         self.may_end = may_end
         self.seed = seed
         self.stops = stops
+        self.stop_ids = stop_ids
         self.answer_from = answer_from
         self.script = script
         self.at_once = at_once
@@ -372,6 +375,7 @@ class Scheduler:
         """Count one output token, and end the request if that is the last."""
         sequence.output += 1
         ended = token == language.EOS and sequence.may_end
+        ended = ended or (token in sequence.stop_ids and sequence.output > sequence.min_tokens)
         if ended or (sequence.stops and self._stopped(sequence, token)):
             self._finish(sequence, "stop")
         elif sequence.output >= sequence.limit:

@@ -189,6 +189,7 @@ class Service:
             may_end=may_end,
             seed=seed,
             stops=() if script else ask.stops,
+            stop_ids=frozenset() if script else ask.stop_ids,
             answer_from=answer_from,
             script=script.tokens if script else (),
             at_once=script.thought + 1 if script and not ask.stream else 1,

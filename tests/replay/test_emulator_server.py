@@ -228,6 +228,18 @@ def test_stop_strings_end_a_reply_and_are_not_shown(quick: process.Emulator) -> 
         assert chunks[-1]["choices"][0]["stop_reason"] == stop
 
 
+def test_a_stop_token_ends_a_reply(quick: process.Emulator) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    ids = json.loads(ask(quick, "/v1/completions", body)[1])["choices"][0]["token_ids"]
+    stop = ids[7]
+    until = ids[: ids.index(stop) + 1]
+    for stream in (False, True):
+        text = ask(quick, "/v1/completions", {**body, "stop_token_ids": [stop], "stream": stream})[1]
+        chunks = events(text) if stream else [json.loads(text)]
+        assert [each for chunk in chunks for each in chunk["choices"][0]["token_ids"]] == until
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
 def test_a_natural_end_is_counted_and_its_token_not_shown(quick: process.Emulator) -> None:
     body = {**STREAM, "prompt": PROMPT, "max_tokens": 3000, "ignore_eos": False, "return_token_ids": True}
     *chunks, last = events(ask(quick, "/v1/completions", body)[1])
