@@ -19,6 +19,9 @@
       ARM/CHECK/replies.jsonl        one ParityReply a line
       ARM/CHECK/tokens.parquet       one row a position: TOKENS
       ARM/CHECK/run.json             CheckRun, written when the check has ended; a folder without it counts for nothing
+      ARM/CHECK/                     of the server, as of a repeat (before.json and so on); CHECK.interrupted-N: of an
+                                     attempt that did not end
+      emulators/ARM/server/          the truth of embedded emulators, by start
       floor.json                     Floor
 
 Nothing here holds text of a benchmark: items are named by their row in the data and by salted hashes.

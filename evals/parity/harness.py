@@ -295,7 +295,7 @@ class _Run(msgspec.Struct, frozen=True):
             run for each, id in _order(self.battery.plan) if each != arm and (run := ended(self.folder, each, id))
         ]
         used = self.servers.start_of(name) in {run.server for run in others if run.server is not None}
-        place = self.folder / "emulators" / arm
+        place = self.folder / "emulators" / arm / "server"
         rundir.set_aside(place)
         return self.servers.answering(name, place, fresh=used, noise=1 + list(BACKENDS).index(arm))
 

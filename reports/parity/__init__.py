@@ -1,5 +1,7 @@
-"""Output parity: does the candidate emit what the baseline emits, but for noise? Arrays in, findings out; reads and
-asks nothing. A baseline against itself sets the floor, before the candidate is looked at.
+"""Output parity: does the candidate emit what the baseline emits, but for noise? A baseline against itself sets the
+floor, before the candidate is looked at.
+
+Statistics, arrays in and findings out:
 
 divergences.py  KL, forced tokens' logprobs and most probable tokens, position by position
 outliers.py     positions farther apart than noise (P2, P4, P6, P7, D5)
@@ -12,5 +14,14 @@ repetition.py   loops (L2), runs of one token (D7)
 acceptance.py   accepted drafts by position (S1)
 shares.py       requests that went wrong (D4, D6)
 power.py        how much has to be replayed to see a fault
-result.py       a finding, as data
+
+From records to a verdict:
+
+load.py         RUN/parity, positions in slices
+compare.py      two arms, position by position
+arms.py         what a check's judge looks at, and what judges share
+checks/         one judge a check
+faults.py       which check is to see which fault
+verdict.py      PASS, FAIL or INCONCLUSIVE
+result.py       a finding, a check's verdict, and all of it, as data
 """

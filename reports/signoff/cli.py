@@ -16,7 +16,7 @@ EXIT = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}
 
 
 def signoff(run: Path, /, *, output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None) -> int:
-    """May the candidate be switched on? Judge a run directory with its replay and its evals, and write the document.
+    """May the candidate be switched on? Judge a run directory: replay, evals, output parity. Writes the document.
 
     Prints the verdict, what decided, and every gate; writes signoff.json, signoff.md and signoff.html. The same run
     directory gives the same bytes. Exit code 0 for PASS, 1 for FAIL, 2 for INCONCLUSIVE, 3 for a usage or data error.
@@ -24,7 +24,7 @@ def signoff(run: Path, /, *, output: Annotated[Path | None, Parameter(name=["--o
     Parameters
     ----------
     run
-        The run directory, into which decodegate compare and decodegate eval (--run) have measured.
+        The run directory, into which decodegate compare, eval and parity (--run) have measured.
     output
         Folder to write to, instead of the run directory.
     """

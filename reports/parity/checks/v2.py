@@ -45,8 +45,9 @@ def _share(arms: Arms, arm: ArmName, check: str) -> tuple[float | None, str]:
     backend = records.manifest.backends[0 if arm == "X" else 1]
     if sheet.run.started_ns is None or sheet.run.ended_ns is None:
         return None, "when its steps were taken is not on record."
+    emulator = records.folder / "emulators" / arm
     stretch = Stretch(
-        path=sheet.folder,
+        path=emulator if emulator.exists() else sheet.folder,
         steps=steps_folder(records.folder, sheet.run.server, sheet.folder),
         spans=[(sheet.run.started_ns, sheet.run.ended_ns)],
     )
