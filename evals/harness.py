@@ -66,6 +66,7 @@ def planned(experiment: Experiment, tell: Tell, *, limit: int | None, allow_unma
     matched.refuse(allow_unmatched=allow_unmatched)
     plans.refuse_synthetic(matched.told)
     plans.refuse_no_parser(matched.told)
+    plans.refuse_telling(matched.told)
     plans.refuse_stock(plan, matched.backends[1])
     return plan
 
@@ -102,7 +103,7 @@ def measure(
             _refuse_changed_plan(folder, plan, manifest)
             refuse_changed(experiment, folder)
         order = plans.sittings(plan, experiment.serving.blocks_per_start)
-        due = [(number, each) for number, each in enumerate(order, 1) if not _paths(folder, each).ended.exists()]
+        due = [(number, each) for number, each in enumerate(order, 1) if not _complete(_paths(folder, each))]
         tell(Event(text=f"run directory: {run}"))
         if not due:
             return
@@ -178,6 +179,11 @@ def _paths(folder: Path, sitting: Sitting) -> _Paths:
     place = Path(sitting.backend, sitting.task, f"r{sitting.repeat:03d}.jsonl")
     answers = folder / place
     return _Paths(answers, answers.with_suffix(".json"), answers.with_suffix(""), folder / "private" / place)
+
+
+def _complete(paths: _Paths) -> bool:
+    """Whether a sitting has ended with a reply to every request."""
+    return paths.ended.exists() and all(answer.outcome != "error" for answer in _whole(paths.answers))
 
 
 def _ended(folder: Path, order: list[Sitting]) -> Iterator[Repeat]:

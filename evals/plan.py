@@ -149,6 +149,14 @@ def refuse_no_parser(settings: Mapping[str, Settings]) -> None:
             )
 
 
+def refuse_telling(settings: Mapping[str, Settings]) -> None:
+    """Raises UserError for a server that would write prompts and replies into its log, which is kept in the run
+    directory: texts of benchmarks belong into private/ alone."""
+    for name, told in settings.items():
+        if on := [key for key in ("enable-log-requests", "enable-log-outputs") if told.get(key) not in (None, "false")]:
+            raise UserError(f"{name}: its log would hold texts of the benchmarks: leave {' and '.join(on)} out")
+
+
 def _is_k3(model: str) -> bool:
     return _K3.search(model) is not None or (read_config(model) or {}).get("model_type") == "kimi_k3"
 

@@ -22,6 +22,9 @@ from workloads.errors import UserError
 M = TypeVar("M", bound=RunFacts)
 T = TypeVar("T", bound=msgspec.Struct)
 
+BESIDE = frozenset({"evals", "parity", "signoff.html", "signoff.json", "signoff.md"})
+"""What may lie in a run directory before a replay is measured into it."""
+
 RUNS = Path("runs")
 """Runs that are not named go here."""
 
@@ -69,9 +72,10 @@ def create(run: Path, parts: str, *, resumable: bool = True) -> None:
     there is something in the way."""
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file: name a folder to be made with --run")
-    if run.exists() and any(run.iterdir()) and not (run / "manifest.json").exists() and (run / parts).is_dir():
+    taken = run.exists() and any(each.name not in BESIDE for each in run.iterdir())
+    if taken and not (run / "manifest.json").exists() and (run / parts).is_dir():
         raise UserError(f"{run} is what a run left that ended before it measured anything: delete it, or name another")
-    if run.exists() and any(run.iterdir()):
+    if taken:
         resume = ", or continue it with --resume" if resumable else ""
         raise UserError(f"{run} exists and is not empty: name another with --run{resume}")
     (run / parts).mkdir(parents=True)

@@ -56,8 +56,8 @@ def why_not_pass(
     for name, outcome in zip(names, (exam.baseline_outcome, exam.candidate_outcome), strict=True):
         if errors := int((outcome == "error").sum()):
             reasons.append(
-                f"{errors:,} of {outcome.size:,} requests to {name} got no reply: run their repeats again (remove "
-                f"rNNN.json and rNNN.jsonl of each from evals/{name}/{task.task}; then decodegate eval --resume)."
+                f"{errors:,} of {outcome.size:,} requests to {name} got no reply: decodegate eval --resume asks them "
+                "again."
             )
     if task.sampling.get("temperature") == 0:
         reasons.append(

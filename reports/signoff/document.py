@@ -187,7 +187,11 @@ def _replay_part(parts: Parts) -> Part:
     replay, title = parts.replay, "Replay of recorded traffic"
     if replay is None:
         return _not_measured("replay", title, parts)
-    return _measured("replay", title, replay.manifest, words.headline(replay.analysis))
+    return _measured("replay", title, replay.manifest, _no_result(replay) + words.headline(replay.analysis))
+
+
+def _no_result(replay: ReplayPart) -> str:
+    return "not a result: " if replay.analysis.conclusion.outcome == "INCONCLUSIVE" else ""
 
 
 def _evals_part(parts: Parts) -> Part:
@@ -289,7 +293,8 @@ def _speed(replay: ReplayPart) -> Iterator[Fact]:
         for backend, level in zip(analysis.backends, (line.effect.baseline, line.effect.candidate), strict=True):
             yield Fact(f"{line.label}, {backend.name}", f"{words.level(level, 'tok/s')} tokens/s")
         interval = words.ratio_interval(line.effect.ratio)
-        yield Fact(f"{line.label}, ratio", words.ratio(line.effect.ratio) + (f" ({interval})" if interval else ""))
+        ratio = words.ratio(line.effect.ratio) + (f" ({interval})" if interval else "")
+        yield Fact(f"{line.label}, ratio", _no_result(replay) + ratio)
 
 
 def _deviations(parts: Parts) -> Iterator[str]:

@@ -34,6 +34,7 @@ def checks(parity: Parity) -> Grid:
 
 def _check(check: CheckVerdict) -> Row:
     found = check.finding
+    held = any(each.held and each.found == found for each in check.measures)
     below = [*check.reasons, *([_reproducer(check.reproducer)] if check.reproducer is not None else [])]
     return Row(
         [
@@ -44,7 +45,7 @@ def _check(check: CheckVerdict) -> Row:
             (_number(found.floor if found is not None else None), ""),
             (
                 _number(found.bound if found is not None else None),
-                f"limit {found.limit:.3g}" if found is not None and found.limit is not None else "",
+                f"limit {found.limit:.3g}" if held and found is not None and found.limit is not None else "",
             ),
             (words.count(found.n) if found is not None else words.DASH, found.unit if found is not None else ""),
             (_number(check.holm_p), ""),

@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable
 
-from tests.benchmarks import error_rates_case, kineto_case, peers, replay_cases, step_log_case, wire_cases
+from tests.benchmarks import error_rates_case, faults_case, kineto_case, peers, replay_cases, step_log_case, wire_cases
 from tests.benchmarks.wire_cases import CLIENT_CORE, SERVER_CORE, Row
 
 CASES: dict[str, Callable[[], list[Row]]] = {
@@ -29,6 +29,7 @@ CASES: dict[str, Callable[[], list[Row]]] = {
     "step-log": step_log_case.record,
     "step-log-vllm": step_log_case.real_server,
     "error-rates": error_rates_case.error_rates,
+    "faults": faults_case.faults,
 }
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -72,7 +71,7 @@ def faults() -> list[Row]:
     with injected.emulator() as url, ProcessPoolExecutor(len(CORES)) as pool:
         trials, controls = injected.trials(url, full=True), injected.controls(url)
         found = list(pool.map(partial(outcome, url), jobs(trials, controls)))
-    PAGE.write_text(page(found, trials, controls))
+    PAGE.write_text(page(PAGE.read_text(), found, trials, controls))
     return list(_rows(found, trials, controls))
 
 
@@ -100,31 +99,34 @@ def _title(trial: Trial) -> str:
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def page(found: Sequence[Outcome], trials: Sequence[Trial], controls: Sequence[Control]) -> str:
-    """docs/faults.md."""
-    template = (Path(__file__).parent / "faults.md").read_text()
-    return template.format(
-        seeds=SEEDS,
-        faults="\n".join(_fault_lines(found, trials)),
-        controls="\n".join(_control_lines(found, controls)),
-        alarms=_alarms(found, controls),
-    )
+def page(text: str, found: Sequence[Outcome], trials: Sequence[Trial], controls: Sequence[Control]) -> str:
+    """docs/faults.md, ``text``, with what was found between its marks."""
+    made = {"faults": _fault_lines, "controls": _control_lines, "alarms": _alarm_lines}
+    for name, lines in made.items():
+        of = trials if name == "faults" else controls
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        text = before + start + "".join(f"{line}\n" for line in lines(found, of)) + end + rest.split(end)[1]  # type: ignore[operator]
+    return text
 
 
 def _fault_lines(found: Sequence[Outcome], trials: Sequence[Trial]) -> Iterator[str]:
+    yield "| # | fault | check | n of an arm | section (f) names | seen | also failed, of as many |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
     for at, trial in enumerate(trials):
         batteries = _of(found, "fault", at)
         seen = sum(each.seen for each in batteries)
         also = Counter(id for each in batteries for id in each.failed if id != trial.expected)
         others = ", ".join(f"{id} {count}" for id, count in also.most_common())
-        named = injected.named_n(trial)
-        yield (
-            f"| {injected.number(trial.fault)} | {_title(trial)} | {trial.expected} | {trial.n:,} {trial.unit} | {named} | "
-            f"{seen} of {len(batteries)} | {others or '-'} |"
-        )
+        named, unit = injected.named(trial)
+        n = f"{trial.n:,} {trial.unit or unit}"
+        cells = [injected.number(trial.fault), _title(trial), trial.expected, n, named, f"{seen} of {len(batteries)}"]
+        yield f"| {' | '.join(map(str, cells))} | {others or '-'} |"
 
 
 def _control_lines(found: Sequence[Outcome], controls: Sequence[Control]) -> Iterator[str]:
+    yield "| candidate | checks | failed | by |"
+    yield "| --- | --- | --- | --- |"
     for at, control in enumerate(controls):
         batteries = [each for each in _of(found, "control", at) if each.job[2] <= SEEDS]
         failed = sum(bool(each.failed) for each in batteries)
@@ -136,8 +138,8 @@ def _whose(batteries: Sequence[Outcome]) -> str:
     return ", ".join(f"{id} {count}" for id, count in by.most_common()) or "-"
 
 
-def _alarms(found: Sequence[Outcome], controls: Sequence[Control]) -> str:
+def _alarm_lines(found: Sequence[Outcome], controls: Sequence[Control]) -> Iterator[str]:
     at = next(at for at, control in enumerate(controls) if control.name == A2_FOR_A1)
     batteries = _of(found, "control", at)
     failed = sum(bool(each.failed) for each in batteries)
-    return f"{failed} of {len(batteries)} batteries failed ({_whose(batteries)})"
+    yield f"**{failed} of {len(batteries)}** batteries failed, by: {_whose(batteries)}."

@@ -18,7 +18,7 @@ import pytest
 
 from evals import invented
 from evals.answer_key import exams_for, write_exams
-from evals.records import Answer, EvalManifest, EvalPlan, Repeat
+from evals.records import DIED, Answer, EvalManifest, EvalPlan, Repeat
 from evals.tasks import gpqa_diamond
 from replay import rundir
 from replay.emulator import language
@@ -418,6 +418,22 @@ def test_a_server_that_ends_stops_the_run_and_its_errors_are_no_answers(
         school.sit(school.experiment(aime25={"concurrency": 1}, retries=0))
     assert "error" not in {each.outcome for each in school.sat("candidate", 0)}
     assert not (school.evals / "candidate" / "aime25" / "r000.json").exists()
+    assert (school.evals / "candidate" / "aime25" / "r000" / DIED).read_text() == "exit status 1\n"
+
+
+def test_requests_without_reply_are_asked_again_when_the_run_is_gone_on_with(school: School) -> None:
+    """A server at a url that was away for a while; what has a reply is not asked twice."""
+    school.answers["candidate"] = lambda row, body: reply(500, {}) if row in (2, 5) else right(row, body)
+    school.sit(school.experiment(retries=0))
+    assert Counter(each.outcome for each in school.sat("candidate", 1)) == {"right": ITEMS - 2, "error": 2}
+    asked = Counter(school.asked("candidate"))
+    school.answers["candidate"] = right
+    school.sit(school.experiment(retries=0), resume=True)
+    again = Counter(school.asked("candidate")) - asked
+    assert again == Counter((row, seed) for row in (2, 5) for seed in (1000, 1001))
+    found = school.sat("candidate", 1)
+    assert {each.outcome for each in found} == {"right"}
+    assert [each.attempts for each in found if each.item in (2, 5)] == [2, 2], "the first attempt is not forgotten"
 
 
 def test_the_first_items_only(school: School) -> None:

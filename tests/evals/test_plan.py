@@ -212,6 +212,13 @@ def test_kimi_k3_is_known_by_its_folder_too(tmp_path: Path) -> None:
         plans.refuse_no_parser({"baseline": {"model": str(tmp_path)}})
 
 
+@pytest.mark.parametrize("option", ["enable-log-requests", "enable-log-outputs"])
+def test_a_server_that_would_write_questions_into_its_log_is_refused(option: str) -> None:
+    plans.refuse_telling({"baseline": {option: "false"}, "candidate": {}})
+    with pytest.raises(UserError, match=f"candidate: its log would hold texts of the benchmarks: leave {option} out"):
+        plans.refuse_telling({"baseline": {}, "candidate": {option: "true"}})
+
+
 def test_items_that_do_not_fit_are_taken_out_of_the_plan(tmp_path: Path) -> None:
     data = fixtures.write(invented.mrcr(6), tmp_path / "mrcr.jsonl")
     fixtures.write_lengths(data, hashlib.sha256(data.read_bytes()).hexdigest(), [5000, 9000, 5000, 8192, 8193, 5000])

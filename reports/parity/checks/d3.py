@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
 
 from evals.records import ArmName
 from reports.parity.arms import BASELINES, Arms, reproducer
@@ -75,10 +76,11 @@ def _count(found: Finding) -> tuple[int, int]:
 def _drawn(arms: Arms, arm: ArmName) -> _Drawn:
     sampled, at_zero, how = _positions(arms, arm, greedy=False), _positions(arms, arm, greedy=True), _sampling(arms)
     none = Finding(n=0, unit="positions", reason="No likely tokens were told.")
-    turned = none if at_zero is None else greedy(at_zero.logprob, at_zero.top_logprobs)
+    turned: Finding = none if at_zero is None else greedy(at_zero.logprob, at_zero.top_logprobs)
     if sampled is None or how is None:
         return _Drawn(none, none, none, turned)
-    drawn = calibration(sampled.token, sampled.logprob, sampled.top_ids, sampled.top_logprobs, *how)
+    with np.errstate(all="ignore"):  # logprobs that are no numbers
+        drawn = calibration(sampled.token, sampled.logprob, sampled.top_ids, sampled.top_logprobs, *how)
     return _Drawn(drawn.rank_one, drawn.surprisal, drawn.outside, turned)
 
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from evals.records import DIED, Answer
 from replay.records import MetricsSample, Snapshot
+from reports.accuracy.tasks import KINDS
 from reports.counters import deltas
 from reports.run import read
 from reports.signoff.gates.evidence import RETRIED_MORE, Evidence, gate
@@ -26,7 +27,7 @@ def judge(evidence: Evidence) -> list[Gate]:
     if evals is None:
         return []
     readings = [each for sitting in evals.sittings if (each := _readings(sitting)) is not None]
-    missing = [*_changed(evals), *_restarted(readings), *_strangers(evals), *_retried(evals)]
+    missing = [*_changed(evals), *_restarted(readings), *_strangers(evals), *_retried(evals), *_repeating(evals)]
     corrupted = [_grown(readings, name, _CORRUPTED) for name in evals.names]
     if corrupted[1] and (corrupted[0] is None or corrupted[1] > corrupted[0]):
         missing.append(
@@ -68,6 +69,25 @@ def _died(evals: EvalsPart, backend: str) -> int:
 
 def _answers(evals: EvalsPart, backend: str) -> list[Answer]:
     return [each for sitting in evals.sittings if sitting.repeat.backend == backend for each in sitting.answers]
+
+
+def _repeating(evals: EvalsPart) -> Iterator[str]:
+    """Backends that say the same in every repeat, although each has a seed of its own."""
+    for task in evals.plan.tasks:
+        if task.repeats < 2 or not task.sampling.get("temperature", 1) or task.task == "mrcr":
+            continue  # a piece of writing is to be repeated as it is
+        for name in evals.names:
+            replies: dict[int, set[str]] = {}
+            sittings = evals.of(name, task.task)
+            for answer in (each for sitting in sittings for each in sitting.answers if each.reply_hash is not None):
+                replies.setdefault(answer.item, set()).add(answer.reply_hash or "")
+            same = sum(len(each) == 1 for each in replies.values())
+            if len(sittings) > 1 and same > len(replies) / 2:
+                yield (
+                    f"{KINDS[task.task].title}: {name} gave one and the same reply in all repeats to {same:,} of "
+                    f"{len(replies):,} items: it ignores seeds, or a cache answers for it. See that neither is so, and "
+                    "run the evals again."
+                )
 
 
 def _retried(evals: EvalsPart) -> Iterator[str]:

@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from evals.faults import FAULTS, proxy, requests
 from evals.faults import parse as parse_fault
+from evals.faults import proxy, requests
 from evals.faults.events import Event, Moment
 from evals.faults.requests import Api, Asked
 from evals.parity.check import Budget
@@ -87,8 +87,9 @@ def in_model(fault: str | None) -> Inject:
 
 
 def _model(arm: ArmName, seed: int, noise: float, fault: str | None = None) -> Local:
-    faults = [f"bf16-noise:{noise}"] * (noise > 0) + [fault] * (fault is not None and _candidate(arm))  # type: ignore[list-item]
-    return Local(faults, seed=10 * seed + get_args(ArmName).index(arm))
+    rounding = [f"bf16-noise:{noise}"] if noise else []
+    faults = [fault] if fault is not None and _candidate(arm) else []
+    return Local([*rounding, *faults], seed=10 * seed + get_args(ArmName).index(arm))
 
 
 def _candidate(arm: ArmName) -> bool:
@@ -120,11 +121,14 @@ def behind(fault: str) -> Inject:
     )
 
 
+WITH_TOOLS: frozenset[Need] = frozenset({"chat", "tools"})
+
+
 class Behind:
     """An endpoint behind a fault in requests, or in whole chat replies, which are tool calls."""
 
     def __init__(self, endpoint: Endpoint, fault: str, seed: int) -> None:
-        self.has = endpoint.has | {"chat", "tools"}
+        self.has = endpoint.has | WITH_TOOLS
         self._endpoint = endpoint
         self._fault, self._number = parse_fault(fault)
         self._seed = seed
@@ -239,10 +243,9 @@ class Halves(Cached):
     async def generate(self, group: Sequence[Ask]) -> list[list[Generation]]:
         """See Endpoint."""
         half = len(group) // 2
-        found = []
-        for part in (group[half:], group[:half]):
-            found.append(await self._endpoint.generate(part) if part else [])
-        return [*found[1], *found[0]]
+        last = await self._endpoint.generate(group[half:])
+        first = await self._endpoint.generate(group[:half]) if half else []
+        return [*first, *last]
 
 
 # -- batteries ---------------------------------------------------------------------------------------------------------
@@ -447,7 +450,7 @@ def trials(url: str, *, full: bool) -> list[Trial]:
             checks=("D6", "P1"),
             sizes=beside_floor((d6_tools.REQUESTS, {"auto": 0, "required": 0, "named": calls})),
             inject=behind(f"cut-tools:{cut}"),
-            has=Local.has | {"chat", "tools"},
+            has=Local.has | WITH_TOOLS,
         ),
         Trial(
             fault="padded-batch",
@@ -610,7 +613,7 @@ def number(fault: str) -> int | None:
     return parse_fault(fault)[0].number
 
 
-def named_n(trial: Trial) -> str:
-    """What section (f) names."""
-    fault = FAULTS[trial.fault.partition(":")[0]]
-    return f"{fault.n:,} {fault.unit}"
+def named(trial: Trial) -> tuple[str, str]:
+    """What section (f) names, with and without the number."""
+    fault = parse_fault(trial.fault)[0]
+    return f"{fault.n:,} {fault.unit}", fault.unit

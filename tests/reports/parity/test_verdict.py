@@ -381,6 +381,22 @@ def test_another_servers_replies_are_no_pass(tmp_path: Path) -> None:
     assert of(parity, "V1").outcome == "INCONCLUSIVE"
 
 
+def test_a_cache_that_answers_is_no_pass(tmp_path: Path) -> None:
+    heard: dict[str, np.ndarray] = {}
+
+    def change(said: Said) -> None:
+        said.logprobs = heard.setdefault(said.check, said.logprobs) if said.arm in ("A1", "B1") else said.logprobs
+
+    found = of(judge_parity(made.write(tmp_path, change, checks=["P1"])), "V4")
+    assert found.outcome == "INCONCLUSIVE"
+    assert found.reasons[0].startswith("B1 gave the logprobs of A1 to the last bit")
+
+
+def test_servers_that_repeat_themselves_exactly_are_no_cache(tmp_path: Path) -> None:
+    noise: dict[str, float] = dict.fromkeys(made.ARMS, 0.0)
+    assert of(judge_parity(made.write(tmp_path, checks=["P1"], noise=noise)), "V4").outcome == "PASS"
+
+
 # --- control X --------------------------------------------------------------------------------------------------------
 
 

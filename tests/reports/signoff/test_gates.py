@@ -221,6 +221,21 @@ def test_a_candidate_whose_server_ended_by_itself_fails(tmp_path: Path) -> None:
         assert "its server ended by itself in 1 sittings" in gate.reasons[0]
 
 
+def test_a_backend_that_ignores_seeds(tmp_path: Path) -> None:
+    """Fault 11: its answers are one answer, however often it is asked."""
+
+    def same(name: str, answer: Answer) -> Answer:
+        luck = answer.item if name == "candidate" else 1000 * answer.item + answer.repeat
+        return REPLACED(answer, reply_hash=f"{luck:016x}")
+
+    gate = judged(hygiene.judge, sat.write(tmp_path / "run", EXAMS, change=same))
+    assert gate.outcome == "INCONCLUSIVE"
+    assert [reason.split(" to ")[0] for reason in gate.reasons] == [
+        "AIME25: candidate gave one and the same reply in all repeats",
+        "GPQA-Diamond: candidate gave one and the same reply in all repeats",
+    ]
+
+
 def test_preemptions_of_the_candidate_alone(tmp_path: Path) -> None:
     run = sat.write(tmp_path / "run", EXAMS)
     counted(run, "candidate", num_preemptions=3)
