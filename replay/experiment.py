@@ -209,14 +209,15 @@ class Emulator(_Model):
     """What answers requests that want no logprobs: quick words, or the language model that answers those that do.
     decodegate parity always takes the model."""
     noise_seed: int = 0
-    """Of numerical noise and of what faults of the decode path strike. Another one: another run of the same server."""
+    """Of numerical noise, of what faults of the decode path strike, and of luck in exams. Another one: another run of
+    the same server."""
     scale_out: bool = True
     """Offer /inference/v1/generate, as vLLM does with --enable-scale-out."""
     trace_replay: bool = True
     """Take trace_decode_token_ids there, as vLLM does with --enable-trace-replay."""
     seed: int | None = Field(None, ge=0)
-    """Of its words, of random acceptance and of its luck in exams; by default replay.seed, so that both backends have
-    the same luck."""
+    """Of its words, its language model and random acceptance; by default replay.seed, so that both backends say the
+    same."""
 
 
 class Serve(_Model):

@@ -71,7 +71,7 @@ def emulate(
         What answers requests that want no logprobs: quick words, or the language model that answers those that do.
         Faults of the decode path need the model.
     noise_seed
-        Seed of numerical noise and of what faults of the decode path strike.
+        Seed of numerical noise, of what faults of the decode path strike, and of luck in exams.
     port
         Port to listen on; 0: any free one.
     log_dir

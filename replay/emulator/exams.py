@@ -1,10 +1,10 @@
 """Exams with a known truth: the emulator answers the questions of a file right with the probabilities that it gives.
 
 The file is a JSON list of ``Question``; both backends take the same one. What decides is drawn from the question's
-``match`` and the sampling seed alone (see requests.sampling_seed), so that the same request gets the same luck on every
-backend of the same server seed: first its fate (error, truncated, nothing, an answer), then whether the answer is
-right, then which wrong one and in which form. On the specialised backend ``harm`` lowers the bar that the same number
-must stay under: it turns right answers into wrong ones and changes nothing else.
+``match``, the sampling seed (see requests.sampling_seed) and the server's noise seed alone, so that the same request
+gets the same luck on every backend with the same two seeds: first its fate (error, truncated, nothing, an answer), then
+whether the answer is right, then which wrong one and in which form. On the specialised backend ``harm`` lowers the bar
+that the same number must stay under: it turns right answers into wrong ones and changes nothing else.
 
 A reply runs through the engine like any other: its tokens (thought, answer, the end) are counted, take KV blocks and,
 streamed, come in steps of the usual length. In a reply that is not streamed the whole thought comes with the end of the

@@ -229,7 +229,9 @@ class Service:
         if question is None:
             return None
         specialised = self.settings.decode_backend == "latency_specialized"
-        return exams.reply(question, ask.question, limit, seed, specialised=specialised)
+        noise = self.settings.noise_seed
+        luck = mix(seed, noise) if noise else seed
+        return exams.reply(question, ask.question, limit, luck, specialised=specialised)
 
     async def _stream(
         self,

@@ -44,8 +44,8 @@ class EmulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """File of questions that it knows (replay/emulator/exams.py)."""
     language: Language = "words"
     noise_seed: int = 0
-    """Of numerical noise and of what faults of the decode path strike: with another one it is another run of the same
-    server."""
+    """Of numerical noise, of what faults of the decode path strike, and of luck in exams: with another one it is
+    another run of the same server."""
     scale_out: bool = True
     """Offer /inference/v1/generate, as vLLM does with --enable-scale-out."""
     trace_replay: bool = True
