@@ -101,12 +101,15 @@ def _title(trial: Trial) -> str:
 
 def page(text: str, found: Sequence[Outcome], trials: Sequence[Trial], controls: Sequence[Control]) -> str:
     """docs/faults.md, ``text``, with what was found between its marks."""
-    made = {"faults": _fault_lines, "controls": _control_lines, "alarms": _alarm_lines}
+    made = {
+        "faults": _fault_lines(found, trials),
+        "controls": _control_lines(found, controls),
+        "alarms": _alarm_lines(found, controls),
+    }
     for name, lines in made.items():
-        of = trials if name == "faults" else controls
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
-        text = before + start + "".join(f"{line}\n" for line in lines(found, of)) + end + rest.split(end)[1]  # type: ignore[operator]
+        text = before + start + "".join(f"{line}\n" for line in lines) + end + rest.split(end)[1]
     return text
 
 
@@ -119,7 +122,7 @@ def _fault_lines(found: Sequence[Outcome], trials: Sequence[Trial]) -> Iterator[
         also = Counter(id for each in batteries for id in each.failed if id != trial.expected)
         others = ", ".join(f"{id} {count}" for id, count in also.most_common())
         named, unit = injected.named(trial)
-        n = f"{trial.n:,} {trial.unit or unit}"
+        n = f"{trial.n:,} {unit}"
         cells = [injected.number(trial.fault), _title(trial), trial.expected, n, named, f"{seen} of {len(batteries)}"]
         yield f"| {' | '.join(map(str, cells))} | {others or '-'} |"
 

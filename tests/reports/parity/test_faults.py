@@ -12,6 +12,7 @@ import pytest
 from evals.faults import FAULTS
 from reports.parity.faults import CAUGHT_BY
 from tests.reports.parity.injected import (
+    A2_FOR_A1,
     NOISE,
     controls,
     emulator,
@@ -52,7 +53,7 @@ def test_a_fault_is_seen_by_the_check_that_is_expected_to(name: str, url: str) -
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_what_is_harmless_is_no_fault(name: str, url: str) -> None:
-    for seed in SEEDS[:2]:
+    for seed in SEEDS[:2] if name == A2_FOR_A1 else SEEDS[:1]:
         parity = harmless(controls(url)[CONTROLS[name]], seed)
         assert not [each for each in parity.checks if each.outcome not in ("PASS", "not run")]
 
@@ -76,6 +77,9 @@ def test_the_page_lists_the_faults_of_the_registry() -> None:
     listed = re.findall(r"^\| (\d+) \| ([a-z-]+)", PAGE.read_text(), re.MULTILINE)
     expected = {(str(each.number), name) for name, each in FAULTS.items() if each.number is not None}
     assert set(listed) == expected
-    for name, each in FAULTS.items():
-        if each.number is None:
-            assert f"| {name}" in PAGE.read_text()
+
+
+def test_every_control_of_the_registry_is_tried() -> None:
+    """But for the proxy that changes nothing."""
+    harmless_ones = {name for name, each in FAULTS.items() if each.number is None} - {"identity"}
+    assert harmless_ones <= {each.name.partition(":")[0] for each in controls("")}
