@@ -243,7 +243,7 @@ def ask_battery(
     set the noise floor before the candidate is asked.
 
     The plan is registered before the first request. Everything goes into RUN/parity as it comes; after a crash or
-    Ctrl-C, --resume asks only the checks that had not ended. decodegate signoff RUN judges it.
+    Ctrl-C, --resume asks only the checks that had not ended. Exit code 0 for PASS, 1 for FAIL, 2 for INCONCLUSIVE.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def ask_battery(
     allow_unmatched
         Measure although the GPUs differ or are not declared. Every page of the report will say so.
     """
-    evals.parity.cli.ask(
+    folder = evals.parity.cli.ask(
         load_experiment(experiment),
         run=run,
         budget=budget,
@@ -277,7 +277,21 @@ def ask_battery(
         dry_run=dry_run,
         allow_unmatched=allow_unmatched,
     )
-    return 0
+    return 0 if folder is None else _say_parity(folder)
+
+
+def _say_parity(run: Path) -> int:
+    from reports.parity.verdict import judge_parity  # scipy costs a moment that the other verbs do without
+
+    judged = judge_parity(run / "parity")
+    console = Console(highlight=False, soft_wrap=True)
+    for check in judged.checks:
+        console.print(f"{check.outcome:<12} {check.id} {check.title}: {check.said}", markup=False)
+    console.print(f"parity: {judged.outcome}", style="bold", markup=False)
+    for reason in judged.reasons:
+        console.print(f"  {reason}", markup=False)
+    console.print(f"the whole verdict, with its document: decodegate signoff {run}", markup=False)
+    return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
 
 
 @app.command
@@ -296,8 +310,8 @@ def schema(of: Literal["experiment", "signoff"] = "experiment", /) -> None:
 def demo(*, run: Path | None = None) -> int:
     """Try everything without a GPU, in two minutes: replay A/B on two emulated servers, exams, and sign-off.
 
-    Every figure it gives is EMULATED. The exams' questions are invented; they go into a folder beside, RUN-exams. Output
-    parity is left out, so that the verdict is INCONCLUSIVE and says how to add it. Exit code 0 unless it fails.
+    Every figure it gives is EMULATED. The exams' questions are invented; they go into a folder beside, RUN-exams.
+    Output parity is left out, so that the verdict is INCONCLUSIVE and says how to add it. Exit code 0 unless it fails.
 
     Parameters
     ----------

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
+
 from evals.records import ArmName
 from reports.parity.arms import BASELINES, TOKEN_CHECKS, Arms, share
 from reports.parity.compare import compare
 from reports.parity.result import Seen
 
 CHECK = "V4"
+_LEAST = 16
+"""Positions whose logprobs are no other's by chance."""
 _SAMPLED = "D3"
 """The check with unseeded replies."""
 _CHANCE = 1e-6
@@ -37,7 +41,7 @@ def judge(arms: Arms) -> Seen:
         starts = {sheet.run.server for (each, _), sheet in arms.records.sheets.items() if each == arm}
         if len(starts) > 1:
             missing.append(f"{arm}: its server was started {len(starts)} times: it was interrupted, and gone on with.")
-    missing += _cached(arms)
+    missing += [*_cached(arms), *_drawn_twice(arms)]
     asked = sum(len(each) for each in failed.values())
     return Seen(said=f"{asked:,} requests.", measures=measures, missing=missing)
 
@@ -64,8 +68,42 @@ def _cached(arms: Arms) -> Iterator[str]:
         return
     for each in found:
         n = int(each.told.sum())
-        if n >= _CHANCE and not (each.delta > 0).any():
+        if n >= _LEAST and not (each.delta > 0).any():
             yield (
                 f"{each.other} gave the logprobs of {each.one} to the last bit, at {n:,} positions of {check}, and "
                 "the baseline does not repeat itself so: a cache answered. Ask the server itself."
             )
+
+
+def _drawn_twice(arms: Arms) -> Iterator[str]:
+    """Arms of the candidate that drew the baseline's replies without a seed, although the baseline's own arms drew
+    others: it shows a cache also where the baseline repeats its logprobs exactly."""
+    if {*BASELINES, *arms.candidates} - set(arms.records.arms(_SAMPLED)) or _shared(arms, *BASELINES):
+        return
+    for arm in arms.candidates:
+        for base in BASELINES:
+            if count := _shared(arms, base, arm):
+                yield (
+                    f"{arm} drew {count:,} replies of {base} once more, token for token and without a seed: a cache "
+                    "answered. Ask the server itself."
+                )
+
+
+def _shared(arms: Arms, one: ArmName, other: ArmName) -> int:
+    """Unseeded replies of both that are the same, and hardly so by chance."""
+    mine, theirs = arms.replies(_SAMPLED, one), arms.replies(_SAMPLED, other)
+    return sum(mine[at].ids_hash == theirs[at].ids_hash for at in _rare(arms, one) & mine.keys() & theirs.keys())
+
+
+def _rare(arms: Arms, arm: ArmName) -> set[tuple[int, int]]:
+    """Case and repeat of the unseeded replies that are hardly drawn twice: sharp distributions say much the same again,
+    however long."""
+    cases = arms.cases(_SAMPLED)
+    log_top_p = {number: np.log(case.top_p) for number, case in cases.items() if case.seed is None and case.temperature}
+    if not log_top_p:
+        return set()
+    sheet = arms.records.sheets[arm, _SAMPLED]
+    found = sheet.positions(min(log_top_p), max(log_top_p), lists=False).of({each: each for each in log_top_p})
+    replies, which = np.unique(found.key >> 32, return_inverse=True)
+    chance = np.bincount(which, found.logprob - np.array([log_top_p[case] for case in found.case.tolist()]))
+    return {(reply >> 16, reply & 0xFFFF) for reply in replies[chance < np.log(_CHANCE)].tolist()}

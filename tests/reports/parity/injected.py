@@ -278,7 +278,7 @@ def trials(url: str, *, full: bool) -> list[Trial]:
     drift, drifted = (0.05, 2 * k) if full else (0.2, 512)
     odds, ended = ((4.0, 0.25), k) if full else ((8.0,), 320)
     cut, calls = (0.01, 1293) if full else (0.05, 260)
-    free = 256 if full else 64
+    free = 256 if full else 128
     return [
         Trial(
             fault="flip-token:0.002",
