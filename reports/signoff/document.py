@@ -98,7 +98,7 @@ def _line(outcome: Outcome, parts: Parts, facts: RunFacts) -> str:
     if (declared := gpus.declared(candidate)) is not None:
         told.append(f"on {declared}")
     if (version := candidate.settings.get("version")) is not None:
-        told.append(f"vLLM {version}")
+        told.append(f"{'emulator' if candidate.emulated else 'vLLM'} {version}")
     if baseline.decode_backend != candidate.decode_backend:
         what = f"{candidate.decode_backend} instead of {baseline.decode_backend}"
     else:
@@ -237,7 +237,7 @@ def _parity_part(parts: Parts) -> Part:
 
 
 def _arm(backend: Backend) -> Arm:
-    facts = {name: str(value) for name, value in sorted(backend.settings.items()) if value is not None}
+    facts = {name: str(value) for name, value in sorted(backend.settings.items()) if value not in (None, "")}
     if (declared := gpus.declared(backend)) is not None:
         facts["GPUs"] = declared
     if backend.command:

@@ -271,12 +271,12 @@ def trials(url: str, *, full: bool) -> list[Trial]:
     """Every fault at no more than the n that section (f) names; unless ``full``, those that take long by other sizes
     (later, rarer, longer), which say as much of the check. ``url``: of the emulator."""
     k = 1024
-    beyond = 128 * k if full else 8 * k
-    loops, looped = (8 * k, 10 * k) if full else (256, 640)
+    beyond, replayed = (128 * k, 256) if full else (8 * k, 96)
+    loops, looped = (8 * k, 10 * k) if full else (128, 400)
     most = 4096 if full else 256
     race, steps = (1e-4, 72_500) if full else (1e-3, 7_250)
     drift, drifted = (0.05, 2 * k) if full else (0.2, 512)
-    odds, ended = ((4.0, 0.25), k) if full else ((8.0,), 320)
+    odds, ended = ((4.0, 0.25), k) if full else ((8.0,), 256)
     cut, calls = (0.01, 1293) if full else (0.05, 260)
     free = 256 if full else 128
     return [
@@ -327,9 +327,9 @@ def trials(url: str, *, full: bool) -> list[Trial]:
         Trial(
             fault=f"kv-beyond:{beyond}",
             expected="P5",
-            n=5 * 256,
+            n=5 * replayed,
             checks=("P5",),
-            sizes=[*traces(5, 256, kind=t0.CONTEXT), (t0.CONTEXTS, (k, beyond + 64))],
+            sizes=[*traces(5, replayed, kind=t0.CONTEXT), (t0.CONTEXTS, (k, beyond + 64))],
             inject=in_model(f"kv-beyond:{beyond}"),
         ),
         Trial(
