@@ -220,13 +220,13 @@ def test_a_server_that_dies_ends_the_window_and_resume_measures_it_again(tmp_pat
 
 
 def test_ctrl_c_keeps_what_has_come(tmp_path: Path) -> None:
-    described = experiment(batch=[2], output_tokens=[400])
+    described = experiment(batch=[2], output_tokens=[4000])
     run = tmp_path / "run"
 
     def interrupt() -> None:
         while not list(run.glob("windows/0001-*/window.json")):
             time.sleep(0.01)
-        time.sleep(0.05)
+        time.sleep(1)  # streams run by now, and for ten times as long
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
