@@ -513,7 +513,7 @@ EVERY_CHECK: Sizes = [
     (l2_repetition.REPLIES, 8),
     (l2_repetition.TOKENS, 72),
 ]
-"""Short: what is harmless is no more harmful for being asked longer, and false alarms come at any length."""
+"""Short, so that there can be many."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
