@@ -12,6 +12,7 @@ import decodegate
 from evals.parity import harness
 from evals.parity.plan import Wanted
 from tests.integration import runs
+from tests.reports.parity import made
 
 
 def experiment(folder: Path) -> Path:
@@ -23,17 +24,25 @@ def experiment(folder: Path) -> Path:
     return path
 
 
-def test_flags_become_what_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_become_what_is_wanted_and_the_verdict_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     given: dict[str, Any] = {}
+    there = tmp_path / "there"
 
     def measure(experiment: object, run: Path, tell: object, show: object, wanted: Wanted, **more: Any) -> None:
         given.update(run=run, wanted=wanted, **more)
+        made.write(run, checks=["D7"])
 
     monkeypatch.setattr(harness, "measure", measure)
-    words = ["parity", str(experiment(tmp_path)), "--run", "there", "--budget", "quick", "--fault", "race:0.5"]
-    decodegate.app([*words, "--checks", "p1,D3", "--resume"], exit_on_error=False, result_action="return_value")
+    words = ["parity", str(experiment(tmp_path)), "--run", str(there), "--budget", "quick", "--fault", "race:0.5"]
+    code = decodegate.app([*words, "--checks", "p1,D3", "--resume"], exit_on_error=False, result_action="return_value")
     wanted = Wanted(budget="quick", checks=("P1", "D3"), fault="race:0.5")
-    assert given == {"run": Path("there"), "wanted": wanted, "resume": True, "allow_unmatched": False}
+    assert given == {"run": there, "wanted": wanted, "resume": True, "allow_unmatched": False}
+    assert code == 2, "all other checks were not planned"
+    told = capsys.readouterr().out
+    assert "parity: INCONCLUSIVE" in told
+    assert f"decodegate signoff {there}" in told
 
 
 def test_an_interruption_says_how_to_go_on(
