@@ -223,7 +223,7 @@ def _say_accuracy(run: Path) -> int:
         console.print(note, markup=False)
     console.print(f"accuracy: {judged.outcome}", style="bold", markup=False)
     console.print(f"the whole verdict, with its document: decodegate signoff {run}", markup=False)
-    return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
+    return reports.signoff.cli.EXIT[judged.outcome]
 
 
 @evals.parity.cli.app.default
@@ -291,7 +291,7 @@ def _say_parity(run: Path) -> int:
     for reason in judged.reasons:
         console.print(f"  {reason}", markup=False)
     console.print(f"the whole verdict, with its document: decodegate signoff {run}", markup=False)
-    return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 2}[judged.outcome]
+    return reports.signoff.cli.EXIT[judged.outcome]
 
 
 @app.command
